@@ -1,0 +1,83 @@
+"""The benches: each module has `Params`, `expected_s(params, rates)` and `async measure(target, params, context)`.
+
+Importing this package loads none of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import traceback
+from collections.abc import Mapping
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.errors import InvalidMeasurement, UsageError
+from orchestrator.records import Measurement, Target, from_jsonable, to_jsonable
+
+if TYPE_CHECKING:
+    from orchestrator.bench.context import BenchContext, Rates
+
+REGISTRY: Mapping[str, str] = {  # bench name in a suite -> module, in the order a suite runs them
+    "decode_ctx": "orchestrator.bench.decode_ctx",
+    "prefill": "orchestrator.bench.prefill",
+    "betterbench": "orchestrator.bench.betterbench",
+    "gsm8k": "orchestrator.bench.gsm8k",
+    "kld": "orchestrator.bench.kld",
+}
+
+
+def module_of(name: str) -> ModuleType:
+    if name not in REGISTRY:
+        raise UsageError(f"suite key benches.{name}: no such bench; there are {', '.join(REGISTRY)}")
+    return importlib.import_module(REGISTRY[name])
+
+
+def params_of(name: str, raw_params: Mapping[str, Any]) -> Any:
+    """The bench's typed `Params`; raises UsageError that names the key which is wrong."""
+    try:
+        return from_jsonable(module_of(name).Params, dict(raw_params))
+    except (ValueError, TypeError) as error:
+        raise UsageError(f"suite key benches.{name}: {error}") from error
+
+
+def expected_s(name: str, raw_params: Mapping[str, Any], rates: Rates | None = None) -> float:
+    """About how long the bench takes on a server of these rates (default: a small CPU box)."""
+    from orchestrator.bench.context import Rates
+
+    return module_of(name).expected_s(params_of(name, raw_params), rates or Rates())
+
+
+async def measure_one(
+    name: str, target: Target, raw_params: Mapping[str, Any], context: BenchContext
+) -> Measurement:
+    """Run one bench. Whatever breaks it gives a Measurement of status "invalid" with the reason, never a pass.
+
+    Wrong parameters and missing files raise UsageError: nothing was measured.
+    """
+    from orchestrator.bench.context import Clock, conclude
+
+    params = params_of(name, raw_params)
+    clock = Clock.start()
+    try:
+        return await module_of(name).measure(target, params, context)
+    except (UsageError, asyncio.CancelledError):
+        raise
+    except InvalidMeasurement as error:
+        reason, notes = str(error), ()
+    except Exception as error:  # a defect of a bench must invalidate its numbers, and stay findable
+        reason, notes = f"{name} crashed: {type(error).__name__}: {error}", (traceback.format_exc(),)
+    return conclude(
+        bench=name, clock=clock, config=to_jsonable(params), metrics={}, samples=(), reason=reason, notes=notes
+    )
+
+
+async def run_suite(
+    target: Target, suite_params: Mapping[str, Mapping[str, Any]], context: BenchContext
+) -> tuple[Measurement, ...]:
+    """Every bench of the suite in the registry's order; all parameters are checked before the first request."""
+    for name, raw_params in suite_params.items():
+        params_of(name, raw_params)
+    return tuple(
+        [await measure_one(name, target, suite_params[name], context) for name in REGISTRY if name in suite_params]
+    )

@@ -1,0 +1,106 @@
+"""What every bench is given, and how it ends in a Measurement."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.completion import Completion
+from orchestrator.corpora import Corpora
+from orchestrator.metrics import PREFIX_CACHE_HITS, Snapshot, growth
+from orchestrator.records import Measurement
+
+if TYPE_CHECKING:
+    from orchestrator.reference import Reference
+
+
+def _silent(_done: int, _total: int, _note: str) -> None:
+    return None
+
+
+@dataclass(frozen=True)
+class BenchContext:
+    seed: int
+    corpora: Corpora
+    advance: Callable[[int, int, str], None] = _silent  # done, total, what is being done
+    reference: Reference | None = None  # kld only
+    stack: str = ""  # fingerprint of what serves; kld refuses a reference of another one
+
+    def seed_for(self, *labels: object) -> int:
+        """A 31-bit seed that depends on the suite's seed and the labels only, so that both arms get the same."""
+        digest = hashlib.sha256("/".join(map(str, (self.seed, *labels))).encode()).digest()
+        return int.from_bytes(digest[:4], "big") >> 1
+
+
+@dataclass(frozen=True)
+class Rates:
+    """How fast the server is taken to be when a duration is estimated."""
+
+    decode_tok_per_s: float = 30.0
+    batch_tok_per_s: float = 100.0
+    prefill_tok_per_s: float = 700.0
+
+
+@dataclass(frozen=True)
+class Clock:
+    started_at_utc: str
+    started_s: float
+
+    @staticmethod
+    def start() -> Clock:
+        return Clock(datetime.now(UTC).isoformat(timespec="milliseconds"), time.perf_counter())
+
+
+def conclude(
+    *,
+    bench: str,
+    clock: Clock,
+    config: Mapping[str, Any],
+    metrics: Mapping[str, float],
+    samples: Sequence[Mapping[str, Any]],
+    reason: str = "",
+    notes: Sequence[str] = (),
+    corpora: Mapping[str, str] | None = None,
+) -> Measurement:
+    """The Measurement; a `reason` makes it invalid and then only its counts remain as metrics."""
+    counts = (".errors", ".skipped", ".truncated", ".short_outputs")
+    kept = {name: value for name, value in metrics.items() if not reason or name.endswith(counts)}
+    return Measurement(
+        bench=bench,
+        status="invalid" if reason else "ok",
+        reason=" ".join(reason.split()),
+        metrics=kept,
+        samples=tuple(samples),
+        config=config,
+        corpora=corpora or {},
+        notes=tuple(notes),
+        started_at_utc=clock.started_at_utc,
+        duration_s=time.perf_counter() - clock.started_s,
+    )
+
+
+def failures(completions: Sequence[Completion], max_error_share: float) -> str:
+    """A reason where no request succeeded or too many failed, else empty."""
+    errors = [completion.error for completion in completions if completion.error]
+    if not completions:
+        return "no request was made"
+    if len(errors) == len(completions):
+        return f"all {len(errors)} requests failed; the first: {errors[0]}"
+    if len(errors) > max_error_share * len(completions):
+        return f"{len(errors)} of {len(completions)} requests failed; the first: {errors[0]}"
+    return ""
+
+
+def cache_hits(before: Snapshot, after: Snapshot, completions: Sequence[Completion]) -> tuple[str, str]:
+    """(reason, note) about the prefix cache between two snapshots: prompts of a cold bench must not come from it."""
+    hits = growth(before, after, PREFIX_CACHE_HITS)
+    cached = sum(completion.cached_tokens or 0 for completion in completions)
+    if hits or cached:
+        return f"{max(hits or 0, cached):.0f} prompt tokens came from the prefix cache", ""
+    if hits is None:
+        return "", f"the server has no counter {PREFIX_CACHE_HITS}: a cold prefix cache is not proven"
+    return "", ""

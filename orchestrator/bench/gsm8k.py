@@ -1,0 +1,128 @@
+"""gsm8k: arithmetic word problems through the chat template, scored by exact match of the final number.
+
+With `source: own` the questions are the package's own and the metrics are called `word_problems.*`; only the real
+test set is called `gsm8k.*`. A failed request is not a wrong answer: it is counted apart and is in no accuracy.
+A truncated answer (finish_reason "length") is scored as it stands and counted.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from orchestrator.bench import extraction
+from orchestrator.bench.context import BenchContext, Clock, Rates, conclude, failures
+from orchestrator.bench.load import closed_loop
+from orchestrator.client import Client, Completion
+from orchestrator.corpora import Question
+from orchestrator.errors import UsageError
+from orchestrator.records import Measurement, Target, to_jsonable
+
+INSTRUCTION = "Think step by step. End with a line that has only #### and the numeric answer, for example: #### 42"
+
+
+@dataclass(frozen=True)
+class Params:
+    source: Literal["own", "gsm8k"] = "own"
+    path: str = ""  # of GSM8K's test.jsonl; empty: the cache, else a download
+    n: int = 60
+    max_tokens: int = 256
+    temperature: float = 0.0
+    concurrency: int = 8
+    instruction: str = INSTRUCTION
+    max_error_share: float = 0.1
+
+    def __post_init__(self) -> None:
+        if self.n < 1 or self.max_tokens < 1 or self.concurrency < 1:
+            raise ValueError("n, max_tokens and concurrency must be >= 1")
+
+
+def prefix(params: Params) -> str:
+    return "gsm8k" if params.source == "gsm8k" else "word_problems"
+
+
+def expected_s(params: Params, rates: Rates) -> float:
+    rate = rates.decode_tok_per_s if params.concurrency == 1 else rates.batch_tok_per_s
+    return 0.6 * params.n * params.max_tokens / rate  # most answers end before the bound
+
+
+async def measure(target: Target, params: Params, context: BenchContext) -> Measurement:
+    clock = Clock.start()
+    sha256, questions = _questions(params, context)
+    finished = 0
+
+    def on_done() -> None:
+        nonlocal finished
+        finished += 1
+        context.advance(finished, len(questions), prefix(params))
+
+    async with Client(target) as client:
+
+        async def ask(question: Question) -> Completion:
+            content = f"{question.question}\n\n{params.instruction}"
+            return await client.chat(
+                [{"role": "user", "content": content}],
+                params.max_tokens,
+                temperature=params.temperature,
+                seed=context.seed_for("gsm8k", question.id),
+            )
+
+        load = await closed_loop(questions, params.concurrency, ask, on_done)
+    samples = [score(question, done) for question, done in zip(questions, load.completions, strict=True)]
+    return conclude(
+        bench="gsm8k",
+        clock=clock,
+        config={**to_jsonable(params), "extraction": extraction.VERSION, "few_shot": 0},
+        metrics=summary(prefix(params), samples),
+        samples=samples,
+        reason=failures(load.completions, params.max_error_share),
+        corpora={prefix(params): sha256},
+    )
+
+
+def score(question: Question, completion: Completion) -> dict[str, Any]:
+    """One question's record; the scores of a failed request are None."""
+    strict, flexible = extraction.strict(completion.text), extraction.flexible(completion.text)
+    answered = not completion.error
+    return {
+        "id": question.id,
+        "answer": question.answer,
+        "completion": completion.text,
+        "reasoning": completion.reasoning,
+        "finish_reason": completion.finish_reason,
+        "completion_tokens": completion.completion_tokens,
+        "prompt_tokens": completion.prompt_tokens,
+        "error": completion.error,
+        "extracted_strict": strict,
+        "extracted_flexible": flexible,
+        "correct_strict": extraction.matches(strict, question.answer) if answered else None,
+        "correct_flexible": extraction.matches(flexible, question.answer) if answered else None,
+    }
+
+
+def summary(name: str, samples: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """Accuracies over the answered questions (`_n` of them), errors and truncations apart."""
+    answered = [sample for sample in samples if not sample["error"]]
+    metrics = {
+        f"{name}.errors": float(len(samples) - len(answered)),
+        f"{name}.truncated": float(sum(sample["finish_reason"] == "length" for sample in answered)),
+    }
+    if answered:
+        for how in ("flexible", "strict"):
+            correct = sum(bool(sample[f"correct_{how}"]) for sample in answered)
+            metrics[f"{name}.accuracy_{how}"] = correct / len(answered)
+            metrics[f"{name}.accuracy_{how}_n"] = float(len(answered))
+    return metrics
+
+
+def _questions(params: Params, context: BenchContext) -> tuple[str, tuple[Question, ...]]:
+    """(SHA-256, the first n of a seeded order; all of them in file order where n is their number)."""
+    corpora = context.corpora
+    sha256, questions = corpora.gsm8k(params.path) if params.source == "gsm8k" else corpora.word_problems()
+    if params.n > len(questions):
+        raise UsageError(f"benches.gsm8k.n is {params.n}, source {params.source} has {len(questions)} questions")
+    if params.n == len(questions):
+        return sha256, questions
+    return sha256, tuple(random.Random(context.seed_for("gsm8k questions")).sample(questions, params.n))

@@ -1,0 +1,146 @@
+"""One boot of a plan: clear port, own process, nonce, evidence; stopped whatever happens."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from orchestrator import compile_cache, evidence, journal
+from orchestrator.engines.process import ProcessServer
+from orchestrator.errors import BootError, UsageError
+from orchestrator.plan import ServePlan, with_nonce
+from orchestrator.records import Boot, Target
+from orchestrator.schema import Engine
+
+POLL_S = 0.25
+HTTP_TIMEOUT_S = 5
+
+
+@dataclass
+class Running:
+    """A server that is up. `boot` is the record so far; `serving` completes it when the server is down."""
+
+    target: Target
+    boot: Boot
+
+
+def check_port(host: str, port: int) -> None:
+    """Raises UsageError where something listens on the port, or it cannot be bound."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise UsageError(f"box.port: {host}:{port} cannot be used ({error.strerror}); stop its owner, or set box.port=N") from None
+
+
+@contextmanager
+def serving(plan: ServePlan, engine: Engine, purpose: str, state: Path) -> Iterator[Running]:
+    """Boot the plan and yield it once it is ready; afterwards nothing of it is left and `Running.boot` is complete.
+
+    Faults that make a boot unusable but let it serve (a variable that did not arrive, a compile on a warm boot) are
+    the record's `reasons` with status "invalid". Raises BootError where it does not come up, UsageError for a taken port.
+    """
+    check_port(plan.host, plan.port)
+    cache_dir = Path(plan.cache_dir)
+    cache_state = compile_cache.state(cache_dir)
+    before = compile_cache.compiled(cache_dir)
+    nonce = journal.new_nonce()
+    directory = journal.open_boot(state, nonce, purpose, plan.fingerprint)
+    log_path = directory / "server.log"
+    argv, env, name = with_nonce(plan, nonce, directory / "attest")
+    boot = Boot(nonce, purpose, plan.fingerprint, cache_state, _now(), log_path=str(log_path))
+    started = time.monotonic()
+    server = ProcessServer(argv, env, nonce, log_path)
+    running: Running | None = None
+    try:
+        max_len = _wait_ready(plan, server, name, log_path, engine.ready_timeout_s)
+        boot = _inspect(plan, replace(boot, boot_s=time.monotonic() - started), server, directory)
+        running = Running(Target(f"http://{plan.host}:{plan.port}", name, max_len), boot)
+        yield running
+        rss = server.peak_rss_bytes()
+        died = server.exit_reason()
+        faults = [f"the server ended while it was measured ({died})"] if died else []
+    finally:
+        with _uninterrupted():
+            server.stop(engine.stop_grace_s)
+            journal.close_boot(directory)
+    fresh = compile_cache.compiled(cache_dir) - before
+    if cache_state == "warm" and fresh:
+        faults.append(f"a warm boot compiled {len(fresh)} files, for example {sorted(fresh)[0]}")
+    running.boot = _with_faults(replace(running.boot, rss_peak_bytes=rss, compiled_files=len(fresh)), faults)
+
+
+def _wait_ready(plan: ServePlan, server: ProcessServer, name: str, log_path: Path, timeout_s: float) -> int:
+    """Until our process is alive, /health is 200, /v1/models carries the nonce and the KV line is there.
+
+    Returns the model's window in tokens. Raises BootError with the end of the log.
+    """
+    deadline = time.monotonic() + timeout_s
+    base = f"http://{plan.host}:{plan.port}"
+    while True:
+        reason = server.exit_reason()
+        if reason is None and time.monotonic() > deadline:
+            reason = f"was not ready after {timeout_s:.0f} s"
+        if reason is not None:
+            log = _read(log_path)
+            cause = evidence.hint(log)
+            line = f"the server of variant {plan.variant} {reason}" + (f": {cause}" if cause else "")
+            raise BootError(f"{line}; its log: {log_path}", evidence.last_useful_lines(log), log_path)
+        if _get(f"{base}/health") is not None and evidence.kv_tokens(_read(log_path)) is not None:
+            models = json.loads(_get(f"{base}/v1/models") or '{"data": []}')["data"]
+            ours = [model for model in models if model["id"] == name]
+            if ours:
+                return int(ours[0]["max_model_len"])
+            served = ", ".join(model["id"] for model in models)
+            raise BootError(f"{base} answers for {served or 'no model'}, not for this boot; end that server first")
+        time.sleep(POLL_S)
+
+
+def _inspect(plan: ServePlan, boot: Boot, server: ProcessServer, directory: Path) -> Boot:
+    readings = server.readings(plan.env)
+    attestations = tuple(json.loads(path.read_text()) for path in sorted((directory / "attest").glob("attest-*.json")))
+    faults = evidence.env_faults(plan, readings, attestations) + evidence.attestation_faults(plan, boot.nonce, attestations)
+    kv = evidence.kv_tokens(_read(Path(boot.log_path))) if boot.cache_state == "warm" else None
+    return _with_faults(replace(boot, processes=readings, attestations=attestations, kv_tokens=kv), faults)
+
+
+def _with_faults(boot: Boot, faults: list[str]) -> Boot:
+    return replace(boot, status="invalid", reasons=(*boot.reasons, *faults)) if faults else boot
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Signals wait until the server is down: a second Ctrl-C must not leave it running."""
+    signals = (signal.SIGINT, signal.SIGTERM)
+    signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
+
+
+def _get(url: str) -> bytes | None:
+    """The body of a 200 answer, else None."""
+    try:
+        with urllib.request.urlopen(url, timeout=HTTP_TIMEOUT_S) as answer:
+            return answer.read()
+    except (urllib.error.URLError, OSError):
+        return None
+
+
+def _read(path: Path) -> str:
+    return path.read_text(errors="replace")
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -1,0 +1,134 @@
+"""The texts the benches send: own ones that ship with the package, public ones by pinned SHA-256."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from orchestrator.errors import UsageError
+from orchestrator.records import write_bytes
+
+GSM8K_URL = "https://raw.githubusercontent.com/openai/grade-school-math/master/grade_school_math/data/test.jsonl"
+GSM8K_SHA256 = "3730d312f6e3440559ace48831e51066acaca737f6eabec99bccb9e4b3c39d14"  # 1,319 questions
+WIKITEXT_SHA256 = "d790b833ef8cf03a90db7bf1271b7520b83c45ce07ba3c1a9699df81e239eca0"  # wikitext-2-raw-v1, test split
+CATEGORIES = ("code", "reasoning", "prose", "json", "file_edit", "summarization", "math", "chat")
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """A text and the SHA-256 of its bytes."""
+
+    name: str
+    sha256: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Question:
+    id: str
+    question: str
+    answer: str  # worked solution that ends with "#### <number>"
+
+
+@dataclass(frozen=True)
+class Prompt:
+    id: str
+    category: str
+    prompt: str
+    max_tokens: int
+
+
+class Corpora:
+    """Loads from `data_dir` (default: what ships with the package); downloads go to `cache_dir`/corpora."""
+
+    def __init__(self, cache_dir: Path, data_dir: Path | None = None) -> None:
+        self.cache_dir = cache_dir
+        self.data_dir = data_dir or Path(__file__).parent / "corpora_data"
+
+    def prose(self) -> Corpus:
+        return self._own("prose", "prose.txt")
+
+    def code(self) -> Corpus:
+        return self._own("code", "code.txt")
+
+    def wikitext(self, path: str) -> Corpus:
+        """WikiText-2 (raw), test split, from a local file."""
+        if not path:
+            raise UsageError(
+                "corpus wikitext needs a local file: set benches.kld.wikitext_path to wikitext-2-raw-v1's test split"
+            )
+        return _corpus("wikitext", _pinned(_read(Path(path)), WIKITEXT_SHA256, path))
+
+    def prompts(self) -> tuple[str, tuple[Prompt, ...]]:
+        """(SHA-256, prompts in the order of CATEGORIES); raises UsageError where a category is missing."""
+        import yaml
+
+        path = self.data_dir / "prompts.yaml"
+        content = _read(path)
+        groups: Mapping[str, list[Mapping[str, object]]] = yaml.safe_load(content)
+        if set(groups) != set(CATEGORIES):
+            raise UsageError(f"{path}: categories are {', '.join(sorted(groups))}, not {', '.join(CATEGORIES)}")
+        return _sha256(content), tuple(
+            Prompt(str(entry["id"]), category, str(entry["prompt"]), int(str(entry["max_tokens"])))
+            for category in CATEGORIES
+            for entry in groups[category]
+        )
+
+    def word_problems(self) -> tuple[str, tuple[Question, ...]]:
+        """(SHA-256, own word problems)."""
+        content = _read(self.data_dir / "word_problems.jsonl")
+        return _sha256(content), _questions(content)
+
+    def gsm8k(self, path: str) -> tuple[str, tuple[Question, ...]]:
+        """(SHA-256, the 1,319 GSM8K test questions) from `path`, else the cache, else the public repository."""
+        if path:
+            return GSM8K_SHA256, _questions(_pinned(_read(Path(path)), GSM8K_SHA256, path))
+        cached = self.cache_dir / "corpora" / "gsm8k_test.jsonl"
+        if not cached.exists():
+            write_bytes(cached, _pinned(_download(GSM8K_URL), GSM8K_SHA256, GSM8K_URL))
+        return GSM8K_SHA256, _questions(_pinned(_read(cached), GSM8K_SHA256, str(cached)))
+
+    def _own(self, name: str, file: str) -> Corpus:
+        return _corpus(name, _read(self.data_dir / file))
+
+
+def _corpus(name: str, content: bytes) -> Corpus:
+    return Corpus(name, _sha256(content), content.decode())
+
+
+def _questions(content: bytes) -> tuple[Question, ...]:
+    lines = [json.loads(line) for line in content.decode().splitlines() if line.strip()]
+    return tuple(
+        Question(str(line.get("id", f"test-{number}")), line["question"], line["answer"])
+        for number, line in enumerate(lines)
+    )
+
+
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def _pinned(content: bytes, sha256: str, origin: str) -> bytes:
+    if (found := _sha256(content)) != sha256:
+        raise UsageError(f"{origin}: SHA-256 is {found}, expected {sha256}; this is another file or another version")
+    return content
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise UsageError(f"corpus {path}: {error.strerror}") from error
+
+
+def _download(url: str) -> bytes:
+    import urllib.request
+
+    try:
+        with urllib.request.urlopen(url, timeout=60) as response:
+            return response.read()
+    except OSError as error:
+        raise UsageError(f"download of {url} failed: {error}; give a local path instead") from error

@@ -1,0 +1,1 @@
+"""How a server process starts and ends."""

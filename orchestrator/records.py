@@ -1,0 +1,122 @@
+"""The records that pass between the stages: frozen, and the same after a round trip through JSON.
+
+Numbers carry their unit in the field or metric name. Metric names are stable across versions:
+`<bench>.<what>_<unit>[.<statistic>][.<where>]`, for example `decode.ms_per_step.ctx512`,
+`prefill.prompt_tok_per_s.len2048`, `betterbench.ttft_ms.p50.conc4`, `kl.mean_nats.prose`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import cattrs
+
+T = TypeVar("T")
+Status = Literal["ok", "invalid"]
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where a bench sends its requests.
+
+    `model` is the served name that carries the boot's nonce, so that another server on the port answers 404.
+    """
+
+    base_url: str  # "http://127.0.0.1:8000", no trailing slash
+    model: str
+    max_model_len_tokens: int
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One bench on one boot.
+
+    `samples` are the raw records (one mapping a request or a position block): every metric can be computed
+    from them again. `status` is "invalid" with a `reason` where the numbers may not be used.
+    """
+
+    bench: str
+    status: Status
+    reason: str
+    metrics: Mapping[str, float]
+    samples: tuple[Mapping[str, Any], ...]
+    config: Mapping[str, Any]
+    corpora: Mapping[str, str]  # name -> SHA-256 of the bytes used
+    notes: tuple[str, ...]
+    started_at_utc: str
+    duration_s: float
+
+
+@dataclass(frozen=True)
+class EnvReading:
+    """The environment of one server process, restricted to the plan's keys."""
+
+    pid: int
+    role: str
+    env: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Boot:
+    """One life of a server, as far as it got."""
+
+    nonce: str
+    purpose: Literal["warmup", "measured", "reference"]
+    plan_fingerprint: str
+    cache_state: Literal["cold", "warm"]
+    started_at_utc: str
+    boot_s: float | None = None  # spawn until ready
+    kv_tokens: int | None = None  # only on a warm boot; None elsewhere
+    rss_peak_bytes: int | None = None
+    compiled_files: int | None = None  # new files in the compile cache; None where it was not looked at
+    processes: tuple[EnvReading, ...] = ()
+    attestations: tuple[Mapping[str, Any], ...] = ()
+    log_path: str = ""
+    status: Status = "ok"
+    reasons: tuple[str, ...] = field(default=())
+
+
+_converter = cattrs.Converter(forbid_extra_keys=True)
+
+
+def to_jsonable(record: Any) -> Any:
+    """A record as plain dicts, lists and scalars."""
+    return _converter.unstructure(record)
+
+
+def from_jsonable(kind: type[T], data: Any) -> T:
+    """The record of type `kind` from what `to_jsonable` gave.
+
+    Raises ValueError with one line naming the key that is wrong.
+    """
+    try:
+        return _converter.structure(data, kind)
+    except (cattrs.BaseValidationError, cattrs.StructureHandlerNotFoundError) as error:
+        raise ValueError("; ".join(cattrs.transform_error(error, path=kind.__name__))) from error
+
+
+def write_json(path: Path, data: Any) -> None:
+    """Write `data` as JSON so that `path` holds either the old content or all of the new one."""
+    write_bytes(path, (json.dumps(data, indent=2, sort_keys=True) + "\n").encode())
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Replace `path` atomically; nothing is left behind when the disk is full."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as stream:
+            stream.write(content)
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.chmod(name, 0o644)
+        os.replace(name, path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise

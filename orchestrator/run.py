@@ -1,0 +1,269 @@
+"""One run: prepare, reference, warm boot, suite, record. Decides nothing about numbers; keeps the order and the books."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from orchestrator import bench, compile_cache, config, journal, lease, plugin_build, prepare, reference
+from orchestrator.bench import kld
+from orchestrator.bench.context import BenchContext
+from orchestrator.bench.warm import warm
+from orchestrator.boot import Running, check_port, serving
+from orchestrator.corpora import Corpora
+from orchestrator.errors import BootError, InvalidMeasurement, OrchestratorError, UsageError
+from orchestrator.inputs import Inputs, gather
+from orchestrator.plan import ServePlan, as_json
+from orchestrator.progress import Progress
+from orchestrator.records import Boot, Measurement, to_jsonable
+from orchestrator.reference import Reference
+from orchestrator.schema import Experiment
+
+OK, FAILED, INVALID = 0, 1, 3
+EXPECTED_BOOT_S = {"cold": 75.0, "warm": 30.0}
+
+
+@dataclass
+class Run:
+    """What a run has so far."""
+
+    inputs: Inputs
+    plan: ServePlan
+    progress: Progress
+    log: Any  # tracking.RunLog
+    boots: list[Boot] = field(default_factory=list)
+    measurements: list[Measurement] = field(default_factory=list)
+
+    @property
+    def suite(self):
+        return self.inputs.experiment.suite
+
+    def context(self, advance=None, kl_reference: Reference | None = None) -> BenchContext:
+        base = BenchContext(
+            seed=self.suite.seed,
+            corpora=Corpora(self.inputs.cache),
+            reference=kl_reference,
+            stack=self.inputs.stack.fingerprint,
+        )
+        return replace(base, advance=advance) if advance else base
+
+
+def run(experiment: Experiment, overrides: Sequence[str], quiet: bool = False) -> int:
+    """Measure one variant; returns the exit status. Raises OrchestratorError for what stopped it."""
+    inputs = gather(experiment)
+    plan = inputs.plan()
+    for name, raw in experiment.suite.benches.items():
+        bench.params_of(name, raw)
+    progress = Progress(quiet=quiet)
+    with _on_the_box(inputs, plan, overrides, progress):
+        from orchestrator.tracking import Tracker
+
+        check_port(plan.host, plan.port)
+        tracker = Tracker(Path(experiment.paths.tracking), experiment.box.name)
+        for run_id in tracker.reap():
+            progress.note(f"run {run_id} was killed; its record says KILLED now")
+        this = Run(inputs, plan, progress, tracker.start(plan.variant, _params(inputs), _tags(inputs, plan)))
+        with _recorded(this):
+            this.log.log_text("plan.json", as_json(plan))
+            _prepare(inputs, progress)
+            return _measure(this, tracker)
+
+
+def prepare_only(experiment: Experiment, quiet: bool = False) -> int:
+    """Make the checkpoints of the variant and of its reference."""
+    inputs = gather(experiment)
+    progress = Progress(quiet=quiet)
+    with _on_the_box(inputs, inputs.plan(), (), progress):
+        made = _prepare(inputs, progress)
+    print(f"prepared: {', '.join(made)}" if made else f"nothing to prepare: {inputs.plan().checkpoint.path} is there")
+    return OK
+
+
+@contextmanager
+def _on_the_box(inputs: Inputs, plan: ServePlan, overrides: Sequence[str], progress: Progress) -> Iterator[None]:
+    """Hold the box, with what an earlier kill left behind ended, and room on its disk."""
+    box = inputs.experiment.box
+    if config.box_was_detected(overrides):
+        progress.note(f"box=auto: this machine is taken as {box.name}")
+    with lease.hold(box.name, plan.variant, inputs.state):
+        for line in journal.reap(inputs.state):
+            progress.note(line)
+        inputs.cache.mkdir(parents=True, exist_ok=True)
+        free_gib = shutil.disk_usage(inputs.cache).free / 2**30
+        if free_gib < box.disk_free_gib:
+            raise UsageError(
+                f"paths.cache: {inputs.cache} has {free_gib:.1f} GiB free, box {box.name} wants {box.disk_free_gib:g}; "
+                "free some space, or set paths.cache or box.disk_free_gib"
+            )
+        yield
+
+
+@contextmanager
+def _recorded(this: Run) -> Iterator[None]:
+    """Whatever ends the run is in its record."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        this.log.finish("KILLED", "interrupted")
+        raise
+    except BaseException as error:
+        if isinstance(error, BootError) and error.log_path:
+            this.log.log_file(error.log_path, "boots")
+        this.log.set_tag("verdict", "INVALID" if isinstance(error, InvalidMeasurement) else "FAILED")
+        this.log.finish("FAILED", str(error))
+        raise
+
+
+def _prepare(inputs: Inputs, progress: Progress) -> list[str]:
+    plugin_build.materialize(inputs.plugin, inputs.cache)
+    wanted = inputs.checkpoint(inputs.experiment.variant.weights)
+    return prepare.ensure(inputs.experiment, inputs.checkpoint(inputs.reference_variant().weights), wanted, progress)
+
+
+def _measure(this: Run, tracker: Any) -> int:
+    kl_reference = _reference(this) if "kld" in this.suite.benches else None
+    with _warm_serving(this, this.plan, "measured") as running:
+        for name in (name for name in bench.REGISTRY if name in this.suite.benches):
+            raw = this.suite.benches[name]
+            with this.progress.stage(f"{name} on {this.plan.variant}", bench.expected_s(name, raw)) as stage:
+                context = this.context(stage.advance, kl_reference)
+                measurement = asyncio.run(bench.measure_one(name, running.target, raw, context))
+            this.measurements.append(measurement)
+            this.log.log_measurement(measurement)
+    return _conclude(this, tracker)
+
+
+def _reference(this: Run) -> Reference:
+    """The KL reference of this stack: the stored one, or one made now on a boot of its own."""
+    params = bench.params_of("kld", this.suite.benches["kld"])
+    key = kld.reference_key(params, this.context())
+    fingerprint = this.inputs.stack.fingerprint
+    found = reference.load(this.inputs.cache, fingerprint, key)
+    if found is not None:
+        this.log.set_tag("kl_reference", "reused")
+        return found
+    this.progress.note(f"no KL reference for stack {fingerprint} and these corpora yet: making it on a bf16 boot")
+    with _warm_serving(this, this.inputs.reference_plan(), "reference") as running:
+        with this.progress.stage("score the KL reference, twice", 2 * bench.expected_s("kld", this.suite.benches["kld"])) as stage:
+            made = asyncio.run(kld.collect(running.target, params, this.context(stage.advance)))
+    _require_usable(this.boots[-1])
+    reference.save(this.inputs.cache, fingerprint, key, made)
+    this.log.set_tag("kl_reference", "made")
+    return made
+
+
+@contextmanager
+def _warm_serving(this: Run, plan: ServePlan, purpose: str) -> Iterator[Running]:
+    """A boot on a warm compile cache; where the cache is cold, a warm-up boot of the suite's shapes comes first."""
+    cache_dir = Path(plan.cache_dir)
+    if compile_cache.state(cache_dir) == "cold":
+        compile_cache.mark(cache_dir, "warming")
+        with _boot(this, plan, "warmup"):
+            pass
+        compile_cache.mark(cache_dir, "warm")
+    with _boot(this, plan, purpose) as running:
+        yield running
+
+
+@contextmanager
+def _boot(this: Run, plan: ServePlan, purpose: str) -> Iterator[Running]:
+    """One boot with the suite's shapes exercised; its record and log are kept, and a faulty one stops the run."""
+    expected_s = EXPECTED_BOOT_S[compile_cache.state(Path(plan.cache_dir))]
+    running: Running | None = None
+    try:
+        with ExitStack() as server:
+            with this.progress.stage(f"{purpose} boot of {plan.variant}", expected_s):
+                running = server.enter_context(serving(plan, this.inputs.experiment.engine, purpose, this.inputs.state))
+            _require_usable(running.boot)
+            with this.progress.stage(f"exercise the suite's shapes on {plan.variant}") as stage:
+                asyncio.run(warm(running.target, this.suite.benches, this.context(stage.advance)))
+            yield running
+    finally:
+        if running is not None:
+            this.boots.append(running.boot)
+            this.log.log_file(Path(running.boot.log_path), f"boots/{running.boot.nonce}-{purpose}")
+            this.log.log_json(f"boots/{running.boot.nonce}-{purpose}/boot.json", to_jsonable(running.boot))
+
+
+def _require_usable(boot: Boot) -> None:
+    if boot.status != "ok":
+        raise InvalidMeasurement(f"boot {boot.nonce} is INVALID: {boot.reasons[0]}", "\n".join(boot.reasons[1:]))
+
+
+def _conclude(this: Run, tracker: Any) -> int:
+    from orchestrator import report, table
+
+    boot = this.boots[-1]
+    reasons = [*boot.reasons, *(f"{m.bench}: {m.reason}" for m in this.measurements if m.status != "ok")]
+    status = "INVALID" if reasons else "OK"
+    record = {
+        "status": status,
+        "reasons": reasons,
+        "run_id": this.log.run_id,
+        "plan": to_jsonable(this.plan),
+        "boots": this.boots,
+        "measurements": this.measurements,
+    }
+    this.log.log_boot_metrics(boot)
+    this.log.log_text("report.html", report.render(record))
+    this.log.set_tag("verdict", status)
+    this.log.finish("FINISHED", "; ".join(reasons))
+    table.show(record)
+    print(f"MLflow run {this.log.run_id}; open the UI with: {tracker.ui_command()}")
+    return INVALID if reasons else OK
+
+
+def _params(inputs: Inputs) -> dict[str, str]:
+    """The flat configuration of the run, for comparing runs side by side."""
+    experiment = inputs.experiment
+    flat: dict[str, str] = {}
+
+    def walk(prefix: str, value: Any) -> None:
+        if isinstance(value, dict):
+            for key, inner in value.items():
+                walk(f"{prefix}.{key}" if prefix else str(key), inner)
+        else:
+            flat[prefix] = str(value)
+
+    walk("", {name: to_jsonable(getattr(experiment, name)) for name in ("variant", "box", "engine", "suite")})
+    return flat
+
+
+def _tags(inputs: Inputs, plan: ServePlan) -> dict[str, str]:
+    variant = inputs.experiment.variant
+    return {
+        "variant": variant.name,
+        "weights": variant.weights.name,
+        "activation": variant.activation.name,
+        "spec": str(variant.speculation.tokens),
+        "drafter": variant.speculation.drafter or "none",
+        "box": plan.box,
+        "engine": plan.engine,
+        "suite": inputs.experiment.suite.name,
+        "stack": inputs.stack.fingerprint,
+        "plan": plan.fingerprint,
+        "plugin": plan.plugin.sha256[:16],
+        "checkpoint": plan.checkpoint.recipe_id,
+        "source": "measured",
+        "git": _git_commit(),
+        "cache_at_start": compile_cache.state(Path(plan.cache_dir)),
+    }
+
+
+def _git_commit() -> str:
+    """The commit of the checkout this runs from, with "-dirty" for changes; "none" for an installed package."""
+    here = Path(__file__).parent
+    try:
+        out = subprocess.run(
+            ["git", "-C", str(here), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"],
+            capture_output=True, text=True, timeout=10, check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return "none"
+    return out.stdout.strip()

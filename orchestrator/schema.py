@@ -1,0 +1,149 @@
+"""What a person declares: variant, model, box, engine, suite. Plain values, no machine in a variant."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Scalar = str | int | float | bool
+
+
+@dataclass(frozen=True)
+class Weights:
+    """How the linear layers' weights are stored."""
+
+    name: str
+    format: Literal["bf16", "paroquant-int4", "int5-bitplane"]
+    bits: int
+
+    @property
+    def quantized(self) -> bool:
+        return self.format != "bf16"
+
+
+@dataclass(frozen=True)
+class Activation:
+    """How activations are quantized in front of a quantized linear layer.
+
+    `prefill_scale` holds above the decode band; inside it a scale is always per group.
+    `zero_point` is where the asymmetric weights' zero point is corrected.
+    """
+
+    name: str
+    element: Literal["bf16", "e4m3", "int8"]
+    prefill_scale: Literal["token", "group"]
+    zero_point: Literal["loop", "epilogue"]
+
+
+@dataclass(frozen=True)
+class Speculation:
+    """Speculative decoding: `tokens` drafted a step (SPEC) by `method`, from the checkpoint `drafter` if it needs one."""
+
+    method: Literal["none", "ngram", "draft_model", "dflash"]
+    tokens: int
+    drafter: str | None
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What is served."""
+
+    name: str
+    weights: Weights
+    activation: Activation
+    speculation: Speculation
+    knobs: Mapping[str, Any]
+    serve: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where the unquantized model comes from, pinned by content."""
+
+    kind: Literal["gguf-in-package"]
+    package: str
+    file: str
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Quantize:
+    """How a checkpoint is made from the unquantized model."""
+
+    seed: int
+    steps: int
+
+
+@dataclass(frozen=True)
+class Model:
+    """The model a box serves; `group_size` is in channels, `krot` counts rotation layers."""
+
+    name: str
+    group_size: int
+    krot: int
+    source: Source
+    quantize: Quantize
+
+
+@dataclass(frozen=True)
+class Detect:
+    """When `box=auto` takes a box: the present box of the highest priority wins."""
+
+    priority: int
+    always: bool = False
+    pci: str | None = None  # "vendor:device" in hexadecimal
+    count: int = 1
+
+
+@dataclass(frozen=True)
+class Box:
+    """Where a variant is served."""
+
+    name: str
+    model: Model
+    detect: Detect
+    host: str
+    port: int
+    disk_free_gib: float
+    serve: Mapping[str, Any]
+    env: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Engine:
+    """How a server process starts and ends."""
+
+    kind: Literal["process"]
+    python: str | None
+    ready_timeout_s: float
+    stop_grace_s: float
+
+
+@dataclass(frozen=True)
+class Suite:
+    """Which benches run, with which sizes; each bench checks its own parameters."""
+
+    name: str
+    seed: int
+    benches: Mapping[str, Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Paths:
+    """Where things are kept; None means the XDG default."""
+
+    cache: str | None
+    state: str | None
+    tracking: str
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One run as declared."""
+
+    variant: Variant
+    box: Box
+    engine: Engine
+    suite: Suite
+    paths: Paths

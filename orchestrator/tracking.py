@@ -1,0 +1,223 @@
+"""Runs in MLflow: what was served, what was measured, and every raw sample, in one directory.
+
+`<directory>/mlflow.db` is the database, `<directory>/artifacts/<run id>/artifacts` the files of a run. MLflow is
+imported at the first use and not before: it takes a second.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import shlex
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+from urllib.parse import unquote, urlparse
+
+from orchestrator import mlflow_store, owner
+from orchestrator.records import Measurement, from_jsonable, to_jsonable, write_bytes, write_json
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+Status = Literal["FINISHED", "FAILED", "KILLED"]
+PARAM_LENGTH, TAG_LENGTH = 6000, 8000  # MLflow's limits in characters; beyond them it cuts without a word
+PARAMS_PER_CALL, METRICS_PER_CALL = 100, 1000
+GZIP_FROM_BYTES = 1_000_000
+GONE = "its process ended without closing the run"
+
+
+class Tracker:
+    """The runs of one experiment. Raises TrackingError where the store cannot be used."""
+
+    def __init__(self, directory: Path, experiment: str) -> None:
+        self.directory = directory
+        self.experiment = experiment
+        mlflow_store.probe(directory)
+
+    def reap(self) -> list[str]:
+        """End the runs of every experiment that are RUNNING although their process is gone; returns their ids.
+
+        They become KILLED with the tag `end_reason`. Runs without an owner's tags are somebody else's and stay.
+        """
+        reaped = []
+        with mlflow_store.explained(mlflow_store.database(self.directory)):
+            for run in self._running():
+                if (holder := _owner_of(run.data.tags)) is None or holder.alive():
+                    continue
+                reason = f"{GONE} (pid {holder.pid} on {holder.host})"
+                RunLog(self._client, self.directory, run.info.run_id, run.info.artifact_uri).finish("KILLED", reason)
+                reaped.append(run.info.run_id)
+        return reaped
+
+    def start(self, name: str, params: Mapping[str, str], tags: Mapping[str, str]) -> RunLog:
+        """A new run that belongs to this process until it is finished."""
+        from mlflow.entities import Param
+
+        me = owner.current()
+        owned = {"owner.pid": str(me.pid), "owner.start_time": repr(me.start_time_s), "owner.host": me.host}
+        with mlflow_store.explained(mlflow_store.database(self.directory)):
+            # The owner is in the same transaction as the run: one killed right here is found by `reap`.
+            run = self._client.create_run(self._experiment_id, tags=owned, run_name=name)
+            log = RunLog(self._client, self.directory, run.info.run_id, run.info.artifact_uri)
+            fitted = [Param(key, log._fit("params", key, value, PARAM_LENGTH)) for key, value in params.items()]
+            for at in range(0, len(fitted), PARAMS_PER_CALL):
+                self._client.log_batch(log.run_id, params=fitted[at : at + PARAMS_PER_CALL])
+        for key, value in tags.items():
+            log.set_tag(key, value)
+        return log
+
+    def measurements(self, run_id: str) -> dict[str, Measurement]:
+        """What `log_measurement` wrote, by bench, raw samples included."""
+        with mlflow_store.explained(mlflow_store.database(self.directory)):
+            root = _local(self._client.get_run(run_id).info.artifact_uri)
+            found = {}
+            for path in sorted((root / "measurements").glob("*.json")):
+                record = from_jsonable(Measurement, json.loads(path.read_text("utf-8")))
+                found[record.bench] = replace(record, samples=_read_samples(root / "samples", record.bench))
+            return found
+
+    @cached_property
+    def _client(self) -> MlflowClient:
+        return mlflow_store.connect(self.directory)
+
+    @cached_property
+    def _experiment_id(self) -> str:
+        from mlflow.exceptions import MlflowException
+
+        if (found := self._client.get_experiment_by_name(self.experiment)) is None:
+            try:
+                location = (self.directory / "artifacts").resolve().as_uri()
+                return self._client.create_experiment(self.experiment, artifact_location=location)
+            except MlflowException:  # another process made it in between; if not, the next line's error is the cause
+                if (found := self._client.get_experiment_by_name(self.experiment)) is None:
+                    raise
+        if found.lifecycle_stage == "deleted":
+            self._client.restore_experiment(found.experiment_id)
+        return found.experiment_id
+
+    def _running(self) -> Iterator[Any]:
+        experiments = [found.experiment_id for found in self._client.search_experiments()]
+        token: str | None = None
+        while True:
+            page = self._client.search_runs(experiments, "attributes.status = 'RUNNING'", page_token=token)
+            yield from page
+            if not (token := page.token):
+                return
+
+
+class RunLog:
+    """One run. Every method writes at once and raises TrackingError where it cannot."""
+
+    def __init__(self, client: MlflowClient, directory: Path, run_id: str, artifact_uri: str) -> None:
+        self.run_id = run_id
+        self.artifacts = _local(artifact_uri)
+        self._client = client
+        self._database = mlflow_store.database(directory)
+
+    def log_measurement(self, measurement: Measurement) -> None:
+        """Metrics, the record as `measurements/<bench>.json`, its samples as `samples/<bench>.jsonl[.gz]`."""
+        bench = measurement.bench
+        lines = "".join(json.dumps(to_jsonable(sample)) + "\n" for sample in measurement.samples).encode()
+        packed = len(lines) >= GZIP_FROM_BYTES
+        self._write(
+            f"samples/{bench}.jsonl.gz" if packed else f"samples/{bench}.jsonl",
+            gzip.compress(lines, mtime=0) if packed else lines,
+        )
+        self.log_json(f"measurements/{bench}.json", to_jsonable(replace(measurement, samples=())))
+        self.log_metrics(measurement.metrics)
+        if measurement.status == "invalid":
+            self.set_tag(f"invalid.{bench}", measurement.reason)
+
+    def log_metrics(self, metrics: Mapping[str, float], step: int = 0) -> None:
+        """Raises TrackingError that names the metric where MLflow refuses its name or value."""
+        from mlflow.entities import Metric
+
+        now_ms = int(time.time() * 1000)
+        batch = [Metric(name, value, now_ms, step) for name, value in metrics.items()]
+        with self._explained():
+            for at in range(0, len(batch), METRICS_PER_CALL):
+                self._client.log_batch(self.run_id, metrics=batch[at : at + METRICS_PER_CALL])
+
+    def log_json(self, path: str, data: Any) -> None:
+        with mlflow_store.explained(self.artifacts / path):
+            write_json(self.artifacts / path, data)
+
+    def log_file(self, path: Path, artifact_path: str) -> None:
+        """Copy the file at `path` to `artifact_path`, directory and name, within the run."""
+        target = self.artifacts / artifact_path
+        with mlflow_store.explained(target):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            handle, partial = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+            os.close(handle)
+            try:
+                shutil.copyfile(path, partial)
+                Path(partial).chmod(0o644)
+                os.replace(partial, target)
+            except BaseException:
+                Path(partial).unlink(missing_ok=True)
+                raise
+
+    def set_tag(self, name: str, value: str) -> None:
+        with self._explained():
+            self._client.set_tag(self.run_id, name, self._fit("tags", name, value, TAG_LENGTH))
+
+    def finish(self, status: Status, reason: str = "") -> None:
+        """End the run; `reason` becomes the tag `end_reason`."""
+        if reason:
+            self.set_tag("end_reason", reason)
+        with self._explained():
+            self._client.set_terminated(self.run_id, status)
+
+    def _fit(self, kind: str, name: str, value: str, limit: int) -> str:
+        """The value, or its beginning and where the whole of it is."""
+        text = str(value)
+        if len(text) <= limit:
+            return text
+        whole = f"long_values/{kind}.{name.replace('/', '_')}.txt"
+        self._write(whole, text.encode())
+        mark = f" ... [cut: {len(text)} characters, the whole in {whole}]"
+        return text[: limit - len(mark)] + mark
+
+    def _write(self, path: str, content: bytes) -> None:
+        with mlflow_store.explained(self.artifacts / path):
+            write_bytes(self.artifacts / path, content)
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        with mlflow_store.explained(self._database):
+            yield
+
+
+def ui_command(directory: Path) -> str:
+    """The command line that opens MLflow's UI on the store, on loopback, ready to paste."""
+    store = mlflow_store.uri(mlflow_store.database(directory))
+    artifacts = (directory / "artifacts").resolve().as_uri()
+    command = [sys.executable, "-m", "mlflow", "ui", "--backend-store-uri", store]
+    command += ["--default-artifact-root", artifacts, "--host", "127.0.0.1", "--port", "5000", "--workers", "1"]
+    return f"MLFLOW_DISABLE_TELEMETRY=true {shlex.join(command)}"
+
+
+def _owner_of(tags: Mapping[str, str]) -> owner.Owner | None:
+    try:
+        return owner.Owner(int(tags["owner.pid"]), float(tags["owner.start_time"]), tags["owner.host"])
+    except (KeyError, ValueError):
+        return None
+
+
+def _local(artifact_uri: str) -> Path:
+    return Path(unquote(urlparse(artifact_uri).path))
+
+
+def _read_samples(directory: Path, bench: str) -> tuple[Mapping[str, Any], ...]:
+    packed = directory / f"{bench}.jsonl.gz"
+    content = gzip.decompress(packed.read_bytes()) if packed.exists() else (directory / f"{bench}.jsonl").read_bytes()
+    return tuple(json.loads(line) for line in content.splitlines())

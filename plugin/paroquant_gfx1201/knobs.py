@@ -1,0 +1,54 @@
+"""Environment variables the plugin reads, and the rules for reading them."""
+
+from collections.abc import Mapping
+
+from paroquant_gfx1201.errors import PluginError
+
+PREFIX = "RADIANCE_"
+
+SWITCHES: dict[str, bool] = {
+    "RADIANCE_PAROQUANT": True,
+    "RADIANCE_PQ_WPERM": True,
+    "RADIANCE_PQ_PTOK": True,
+    "RADIANCE_PQ_ATILED": True,
+    "RADIANCE_PQ_I8": False,
+    "RADIANCE_PQ_PG": False,
+    "RADIANCE_PQ_ZPE": False,
+}
+"""On/off knobs and their defaults. Only ``0`` and ``1`` are accepted."""
+
+INTEGERS: dict[str, int] = {"RADIANCE_PQ_DECODE_MAX_M": 64}
+"""Integer knobs and their defaults; values are tokens and must be at least 1."""
+
+
+def seen(environment: Mapping[str, str]) -> dict[str, str]:
+    """Every RADIANCE_* variable, exactly as the process has it, sorted by name.
+
+    A set-but-empty variable is refused: C code that tests ``getenv`` takes it for "on" and Python
+    that tests truth takes it for "off", so the same boot would mean two things.
+    """
+    found = {name: environment[name] for name in sorted(environment) if name.startswith(PREFIX)}
+    for name, value in found.items():
+        if not value.strip():
+            raise PluginError(f"{name} is set but empty: give it a value or unset it")
+    return found
+
+
+def switch(environment: Mapping[str, str], name: str) -> bool:
+    """The value of an on/off knob. Raises PluginError for anything but 0 and 1."""
+    text = seen(environment).get(name)
+    if text is None:
+        return SWITCHES[name]
+    if text not in ("0", "1"):
+        raise PluginError(f"{name}={text!r} is not understood: use 0 or 1")
+    return text == "1"
+
+
+def integer(environment: Mapping[str, str], name: str) -> int:
+    """The value of an integer knob. Raises PluginError unless it is a decimal integer >= 1."""
+    text = seen(environment).get(name)
+    if text is None:
+        return INTEGERS[name]
+    if not (text.isascii() and text.isdigit()) or int(text) < 1:
+        raise PluginError(f"{name}={text!r} is not understood: use an integer of at least 1")
+    return int(text)

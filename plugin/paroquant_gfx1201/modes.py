@@ -1,0 +1,84 @@
+"""How activations are quantized, as one value read from the environment.
+
+A forward of M tokens is in one of two bands. The *decode band* (M <= decode_max_m) always uses one
+activation scale per group and corrects the zero point inside the loop. The *prefill band* uses what
+the knobs say.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+from paroquant_gfx1201 import knobs
+from paroquant_gfx1201.errors import PluginError
+
+Element = Literal["int8", "e4m3"]
+Granularity = Literal["group", "token"]
+ZeroPoint = Literal["loop", "epilogue"]
+
+
+@dataclass(frozen=True)
+class Band:
+    """Numerics of one band: activation element, scale granularity, form of the zero-point term."""
+
+    element: Element
+    granularity: Granularity
+    zero_point: ZeroPoint
+
+
+@dataclass(frozen=True)
+class Mode:
+    """The activation path of a process."""
+
+    enabled: bool
+    element: Element
+    decode_max_m: int
+    prefill_granularity: Granularity
+    prefill_zero_point: ZeroPoint
+    fragment_order: bool
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str]) -> "Mode":
+        """Read RADIANCE_*; raises PluginError for a value or a combination that has no meaning."""
+        on = {name: knobs.switch(environment, name) for name in knobs.SWITCHES}
+        int8, per_group = on["RADIANCE_PQ_I8"], on["RADIANCE_PQ_PG"]
+        per_token, epilogue = on["RADIANCE_PQ_PTOK"], on["RADIANCE_PQ_ZPE"]
+        if per_group and not int8:
+            raise PluginError(
+                "RADIANCE_PQ_PG=1 needs RADIANCE_PQ_I8=1: the tiled per-group band is int8 only"
+            )
+        if epilogue and not on["RADIANCE_PQ_ATILED"]:
+            raise PluginError(
+                "RADIANCE_PQ_ZPE=1 needs RADIANCE_PQ_ATILED=1: only the tiled band has an epilogue"
+            )
+        if epilogue and not (per_group or per_token):
+            raise PluginError(
+                "RADIANCE_PQ_ZPE=1 needs RADIANCE_PQ_PG=1 or RADIANCE_PQ_PTOK=1: "
+                "the row-major per-group band has no epilogue"
+            )
+        return cls(
+            enabled=on["RADIANCE_PAROQUANT"],
+            element="int8" if int8 else "e4m3",
+            decode_max_m=knobs.integer(environment, "RADIANCE_PQ_DECODE_MAX_M"),
+            prefill_granularity="token" if per_token and not per_group else "group",
+            prefill_zero_point="epilogue" if epilogue else "loop",
+            fragment_order=on["RADIANCE_PQ_WPERM"],
+        )
+
+    def band(self, tokens: int) -> Band:
+        """The band of a forward over ``tokens`` rows."""
+        if tokens <= self.decode_max_m:
+            return Band(self.element, "group", "loop")
+        return Band(self.element, self.prefill_granularity, self.prefill_zero_point)
+
+    def check_bits(self, bits: int) -> None:
+        """Raise PluginError when a checkpoint of ``bits`` cannot run in this mode."""
+        if bits == 5 and not self.fragment_order:
+            raise PluginError(
+                "RADIANCE_PQ_WPERM=0 cannot load an int5 checkpoint: "
+                "the fifth bit exists only in fragment order, set RADIANCE_PQ_WPERM=1"
+            )
+
+    def to_json(self) -> dict[str, object]:
+        """Plain JSON for the attestation."""
+        return asdict(self)

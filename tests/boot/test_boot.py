@@ -1,0 +1,181 @@
+"""A boot against real processes: what is accepted, what makes it invalid, and that nothing survives it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from orchestrator import compile_cache, journal
+from orchestrator.boot import check_port, serving
+from orchestrator.engines.process import processes_of
+from orchestrator.errors import BootError, UsageError
+from orchestrator.schema import Engine
+
+STUB = Path(__file__).with_name("stub_server.py")
+ENGINE = Engine("process", None, ready_timeout_s=10, stop_grace_s=1)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@pytest.fixture
+def stub_plan(plan_of):
+    """A plan that starts the stub with a fault of its own."""
+
+    def make(fault: str = ""):
+        plan = plan_of("+variant=int5_i8_pg_zpe", "box=cpu", f"box.port={free_port()}")
+        tail = plan.argv[plan.argv.index("--model") :]
+        argv = (sys.executable, str(STUB), *tail, "--fault", fault, "--plugin-sha256", plan.plugin.sha256)
+        return replace(plan, argv=argv)
+
+    return make
+
+
+def boot_once(plan, state: Path, engine: Engine = ENGINE):
+    with serving(plan, engine, "measured", state) as running:
+        assert processes_of(running.boot.nonce)
+    assert processes_of(running.boot.nonce) == []
+    return running.boot
+
+
+def warm_cache(plan) -> None:
+    compile_cache.mark(Path(plan.cache_dir), "warm")
+
+
+def test_a_server_as_planned_gives_a_usable_warm_boot(stub_plan, tmp_path):
+    plan = stub_plan()
+    warm_cache(plan)
+    boot = boot_once(plan, tmp_path)
+    assert (boot.status, boot.reasons, boot.cache_state) == ("ok", (), "warm")
+    assert boot.kv_tokens == 46592 and boot.compiled_files == 0 and boot.boot_s > 0 and boot.rss_peak_bytes > 10**6
+    (reading,) = boot.processes
+    assert {k: v for k, v in reading.env.items() if k in plan.env} == dict(plan.env)
+
+
+def test_kv_tokens_are_never_read_on_a_cold_boot(stub_plan, tmp_path):
+    boot = boot_once(stub_plan(), tmp_path)
+    assert (boot.cache_state, boot.kv_tokens) == ("cold", None)
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        ("drops-a-knob", "RADIANCE_PQ_ZPE: the plan says '1'"),
+        ("attests-nothing", "the plugin attested nothing"),
+        ("no-layers", "no layer runs on the plugin's path"),
+        ("other-plugin", "is build ffffffffffff"),
+        ("compiles", "a warm boot compiled 1 files, for example inductor/ab/graph.so"),
+    ],
+)
+def test_a_server_that_serves_but_is_not_the_planned_one_is_invalid(stub_plan, tmp_path, fault, said):
+    plan = stub_plan(fault)
+    warm_cache(plan)
+    boot = boot_once(plan, tmp_path)
+    assert boot.status == "invalid" and said in " ".join(boot.reasons)
+
+
+def test_the_fault_of_a_dropped_knob_names_process_and_attestation(stub_plan, tmp_path):
+    (reason,) = boot_once(stub_plan("drops-a-knob"), tmp_path).reasons
+    assert "process" in reason and "has 'none'" in reason and "attests 'none'" in reason
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        ("dies", "exited with status 1: torchvision, torchaudio or torchcodec is a CUDA build"),
+        ("hangs", "was not ready after 2 s"),
+        ("other-model", "answers for somebody-elses, not for this boot"),
+    ],
+)
+def test_a_server_that_does_not_come_up_is_one_line_and_gone(stub_plan, tmp_path, fault, said):
+    plan = stub_plan(fault)
+    with pytest.raises(BootError) as caught:
+        boot_once(plan, tmp_path, replace(ENGINE, ready_timeout_s=2))
+    assert said in str(caught.value) and "\n" not in str(caught.value)
+    assert all(json.loads(p.read_text())["ended"] for p in tmp_path.glob("boots/*/journal.json"))
+    check_port(plan.host, plan.port)
+
+
+@pytest.mark.parametrize("fault", ["ignores-sigterm", "leaves-a-child"])
+def test_nothing_of_a_server_survives_its_boot(stub_plan, tmp_path, fault):
+    boot_once(stub_plan(fault), tmp_path)
+
+
+def test_a_failure_while_measuring_stops_the_server(stub_plan, tmp_path):
+    with pytest.raises(RuntimeError, match="bench"), serving(stub_plan(), ENGINE, "measured", tmp_path) as running:
+        raise RuntimeError("bench")
+    assert processes_of(running.boot.nonce) == []
+
+
+def test_a_server_killed_while_measured_is_invalid(stub_plan, tmp_path):
+    with serving(stub_plan(), ENGINE, "measured", tmp_path) as running:
+        for process in processes_of(running.boot.nonce):
+            process.kill()
+        time.sleep(0.2)
+    assert running.boot.status == "invalid" and "killed by SIGKILL" in running.boot.reasons[-1]
+
+
+def test_a_taken_port_is_refused_before_anything_starts(stub_plan, tmp_path):
+    plan = stub_plan()
+    with socket.socket() as taken:
+        taken.bind((plan.host, plan.port))
+        taken.listen()
+        with pytest.raises(UsageError, match=f"box.port: {plan.host}:{plan.port} cannot be used"):
+            boot_once(plan, tmp_path)
+    assert not (tmp_path / "boots").exists()
+
+
+def test_an_interpreter_that_does_not_exist_is_said(stub_plan, tmp_path):
+    plan = stub_plan()
+    with pytest.raises(BootError, match="/no/such/python does not start"):
+        boot_once(replace(plan, argv=("/no/such/python", *plan.argv[1:])), tmp_path)
+
+
+def test_the_server_of_a_killed_orchestrator_is_ended_by_the_next_start(stub_plan, tmp_path):
+    plan = stub_plan()
+    script = tmp_path / "orchestrate.py"
+    script.write_text(
+        "import json, sys, time\nfrom pathlib import Path\n"
+        "from orchestrator.boot import serving\nfrom orchestrator.plan import ServePlan\n"
+        "from orchestrator.records import from_jsonable\nfrom orchestrator.schema import Engine\n"
+        "plan = from_jsonable(ServePlan, json.loads(Path(sys.argv[1]).read_text()))\n"
+        "with serving(plan, Engine('process', None, 10, 1), 'measured', Path(sys.argv[2])) as running:\n"
+        "    print(running.boot.nonce, flush=True)\n    time.sleep(600)\n"
+    )
+    from orchestrator.plan import as_json
+
+    (tmp_path / "plan.json").write_text(as_json(plan))
+    command = [sys.executable, str(script), str(tmp_path / "plan.json"), str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as orchestrator:
+        nonce = orchestrator.stdout.readline().strip()
+        assert nonce and processes_of(nonce)
+        assert journal.reap(tmp_path) == [], "a boot whose orchestrator lives is left alone"
+        orchestrator.send_signal(signal.SIGKILL)
+    assert processes_of(nonce), "SIGKILL leaves the server: that is what the journal is for"
+    (line,) = journal.reap(tmp_path)
+    assert nonce in line and processes_of(nonce) == []
+    assert journal.reap(tmp_path) == []
+    check_port(plan.host, plan.port)
+
+
+def test_only_processes_with_the_nonce_are_ended():
+    stranger = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], env={"RADIANCE_BOOT_NONCE": "other"})
+    try:
+        from orchestrator.engines.process import kill_processes_of
+
+        assert kill_processes_of("mine") == 0 and stranger.poll() is None
+    finally:
+        os.kill(stranger.pid, signal.SIGKILL)
+        stranger.wait()

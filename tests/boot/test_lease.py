@@ -1,0 +1,31 @@
+"""One box, one lease."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from orchestrator import lease
+from orchestrator.errors import UsageError
+
+HOLDER = (
+    "import sys, time\nfrom pathlib import Path\nfrom orchestrator import lease\n"
+    "with lease.hold('cpu', 'int5', Path(sys.argv[1])):\n    print('held', flush=True)\n    time.sleep(600)\n"
+)
+
+
+def test_a_second_orchestrator_is_refused_with_the_holders_name_until_the_first_dies(tmp_path: Path):
+    with subprocess.Popen([sys.executable, "-c", HOLDER, str(tmp_path)], stdout=subprocess.PIPE, text=True) as first:
+        assert first.stdout.readline() == "held\n"
+        with pytest.raises(UsageError, match=rf"box cpu is in use by process {first.pid} \(int5, since "), lease.hold("cpu", "int4", tmp_path):
+            pass
+        with lease.hold("another-box", "int4", tmp_path):
+            pass
+        os.kill(first.pid, signal.SIGKILL)
+    with lease.hold("cpu", "int4", tmp_path):
+        pass
