@@ -2,6 +2,6 @@
 
 import sys
 
-from orchestrator.cli import main
+from orchestrator.cli import entry
 
-sys.exit(main(sys.argv[1:]))
+sys.exit(entry())

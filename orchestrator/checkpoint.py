@@ -10,7 +10,7 @@ from typing import Any
 from orchestrator import digest
 from orchestrator.schema import Model, Weights
 
-CALIBRATION = Path(__file__).parent / "corpora_data" / "calibration.txt"  # no bench scores this text
+CALIBRATION = Path(__file__).parent / "corpora_data" / "prompts.yaml"  # no bench scores the model on this text
 
 
 @dataclass(frozen=True)

@@ -126,9 +126,14 @@ def main(arguments: Sequence[str]) -> int:
     except OSError as error:
         if error.errno in DISK_FULL:
             return _fail(f"the disk is full ({error.filename or 'writing'}); free some space, or set paths.cache and paths.state", 2)
-        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-            return _fail(f"{error.filename}: {error.strerror}; set paths.cache, paths.state or paths.tracking to a writable directory", 2)
+        if error.filename:
+            return _fail(f"{error.filename}: {error.strerror}; paths.cache, paths.state and paths.tracking must be writable", 2)
         raise
+
+
+def entry() -> int:
+    """The installed command `orchestrator`."""
+    return main(sys.argv[1:])
 
 
 def _interrupt(_signal: int, _frame: object) -> None:

@@ -95,11 +95,11 @@ class Client:
                     error = f"HTTP {response.status}: {_one_line(await response.content.read(2000))}"
                 else:
                     async for data in response.content.iter_any():
-                        arrived_ns = time.perf_counter_ns()
-                        if reader.feed(data, arrived_ns):
+                        if reader.done:
+                            continue  # only the end of the body is left
+                        end_ns = time.perf_counter_ns()
+                        if reader.feed(data, end_ns):
                             limit.reschedule(min(end_by, clock() + limits.between_tokens_s))
-                        if not reader.done:
-                            end_ns = arrived_ns
         except aiohttp.ServerTimeoutError:
             error = f"timed out connecting ({limits.connect_s:g} s)"
         except TimeoutError:

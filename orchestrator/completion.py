@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 
@@ -57,9 +58,7 @@ class Completion:
                 merged[-1][1] += tokens
             else:
                 merged.append([at_ns, tokens])
-        return tuple(
-            ((later[0] - earlier[0]) / 1e6, later[1]) for earlier, later in zip(merged, merged[1:], strict=False)
-        )
+        return tuple(((later[0] - earlier[0]) / 1e6, later[1]) for earlier, later in pairwise(merged))
 
     @property
     def itl_ms(self) -> tuple[float, ...]:

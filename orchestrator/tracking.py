@@ -50,7 +50,7 @@ class Tracker:
         """
         reaped = []
         with mlflow_store.explained(mlflow_store.database(self.directory)):
-            for run in self._running():
+            for run in list(self._running()):  # pages are by offset: ending a run would shift the next page
                 if (holder := _owner_of(run.data.tags)) is None or holder.alive():
                     continue
                 reason = f"{GONE} (pid {holder.pid} on {holder.host})"
@@ -64,15 +64,17 @@ class Tracker:
 
         me = owner.current()
         owned = {"owner.pid": str(me.pid), "owner.start_time": repr(me.start_time_s), "owner.host": me.host}
+        long = {key for key, value in tags.items() if len(str(value)) > TAG_LENGTH}
+        short = {key: str(value) for key, value in tags.items() if key not in long}
         with mlflow_store.explained(mlflow_store.database(self.directory)):
             # The owner is in the same transaction as the run: one killed right here is found by `reap`.
-            run = self._client.create_run(self._experiment_id, tags=owned, run_name=name)
+            run = self._client.create_run(self._experiment_id, tags=owned | short, run_name=name)
             log = RunLog(self._client, self.directory, run.info.run_id, run.info.artifact_uri)
             fitted = [Param(key, log._fit("params", key, value, PARAM_LENGTH)) for key, value in params.items()]
             for at in range(0, len(fitted), PARAMS_PER_CALL):
                 self._client.log_batch(log.run_id, params=fitted[at : at + PARAMS_PER_CALL])
-        for key, value in tags.items():
-            log.set_tag(key, value)
+        for key in sorted(long):
+            log.set_tag(key, tags[key])
         return log
 
     def measurements(self, run_id: str) -> dict[str, Measurement]:
@@ -151,6 +153,9 @@ class RunLog:
         with mlflow_store.explained(self.artifacts / path):
             write_json(self.artifacts / path, data)
 
+    def log_text(self, path: str, text: str) -> None:
+        self._write(path, text.encode())
+
     def log_file(self, path: Path, artifact_path: str) -> None:
         """Copy the file at `path` to `artifact_path`, directory and name, within the run."""
         target = self.artifacts / artifact_path
@@ -161,7 +166,7 @@ class RunLog:
             try:
                 shutil.copyfile(path, partial)
                 Path(partial).chmod(0o644)
-                os.replace(partial, target)
+                Path(partial).replace(target)
             except BaseException:
                 Path(partial).unlink(missing_ok=True)
                 raise

@@ -1,4 +1,5 @@
-"""The benches: each module has `Params`, `expected_s(params, rates)` and `async measure(target, params, context)`.
+"""The benches. Each module has `Params`, `expected_s(params, rates)`, `require(params, context)` and
+`async measure(target, params, context)`.
 
 Importing this package loads none of them.
 """
@@ -37,8 +38,9 @@ def params_of(name: str, raw_params: Mapping[str, Any]) -> Any:
     """The bench's typed `Params`; raises UsageError that names the key which is wrong."""
     try:
         return from_jsonable(module_of(name).Params, dict(raw_params))
-    except (ValueError, TypeError) as error:
-        raise UsageError(f"suite key benches.{name}: {error}") from error
+    except ValueError as error:
+        refusals = [str(leaf) for leaf in getattr(error.__cause__, "exceptions", ()) if type(leaf) is ValueError]
+        raise UsageError(f"suite key benches.{name}: {'; '.join(refusals) or error}") from error
 
 
 def expected_s(name: str, raw_params: Mapping[str, Any], rates: Rates | None = None) -> float:
@@ -48,9 +50,14 @@ def expected_s(name: str, raw_params: Mapping[str, Any], rates: Rates | None = N
     return module_of(name).expected_s(params_of(name, raw_params), rates or Rates())
 
 
-async def measure_one(
-    name: str, target: Target, raw_params: Mapping[str, Any], context: BenchContext
-) -> Measurement:
+def require_suite(suite_params: Mapping[str, Mapping[str, Any]], context: BenchContext) -> None:
+    """Raises UsageError where a bench's parameters are wrong or its corpora lack what it needs; starts nothing."""
+    for name, raw_params in suite_params.items():
+        params = params_of(name, raw_params)
+        module_of(name).require(params, context)
+
+
+async def measure_one(name: str, target: Target, raw_params: Mapping[str, Any], context: BenchContext) -> Measurement:
     """Run one bench. Whatever breaks it gives a Measurement of status "invalid" with the reason, never a pass.
 
     Wrong parameters and missing files raise UsageError: nothing was measured.
@@ -75,9 +82,8 @@ async def measure_one(
 async def run_suite(
     target: Target, suite_params: Mapping[str, Mapping[str, Any]], context: BenchContext
 ) -> tuple[Measurement, ...]:
-    """Every bench of the suite in the registry's order; all parameters are checked before the first request."""
-    for name, raw_params in suite_params.items():
-        params_of(name, raw_params)
+    """Every bench of the suite in the registry's order; all of it is checked before the first request."""
+    require_suite(suite_params, context)
     return tuple(
         [await measure_one(name, target, suite_params[name], context) for name in REGISTRY if name in suite_params]
     )

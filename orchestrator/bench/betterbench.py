@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy
 
-from orchestrator.bench.context import BenchContext, Clock, Rates, cache_hits, conclude, failures
+from orchestrator.bench.context import BenchContext, Clock, Rates, Window, close_window, conclude
 from orchestrator.bench.load import Load, closed_loop
 from orchestrator.client import Client, Completion
 from orchestrator.corpora import CATEGORIES, Prompt
 from orchestrator.errors import UsageError
-from orchestrator.metrics import Snapshot, speculation
+from orchestrator.metrics import PREEMPTIONS, growth, speculation
 from orchestrator.records import Measurement, Target, to_jsonable
 
 WEIGHTS = {"code": 0.30, "reasoning": 0.20, "prose": 0.15, "json": 0.15, "file_edit": 0.10, "summarization": 0.10}
@@ -49,6 +49,11 @@ def expected_s(params: Params, rates: Rates) -> float:
     )
 
 
+def require(params: Params, context: BenchContext) -> None:
+    """Raises UsageError where the corpora lack what `params` ask for."""
+    _choose(context.corpora.prompts()[1], params.prompts_per_category)
+
+
 async def measure(target: Target, params: Params, context: BenchContext) -> Measurement:
     clock = Clock.start()
     sha256, prompts = context.corpora.prompts()
@@ -72,29 +77,30 @@ async def measure(target: Target, params: Params, context: BenchContext) -> Meas
 
             before = await client.metrics()
             load = await closed_loop(chosen, level, request, on_done)
-            after = await client.metrics()
             done = load.completions
+            window = await close_window(client, before, done, params.max_error_share)
             samples += [
                 completion.sample(concurrency=level, category=prompt.category, prompt_id=prompt.id)
                 for prompt, completion in zip(chosen, done, strict=True)
             ]
-            reason, note = cache_hits(before, after, done)
+            reason = window.reason
             if load.client_lag_p99_ms > params.max_client_lag_p99_ms:
-                reason = f"the client fell behind: its timer fired {load.client_lag_p99_ms:.0f} ms late (p99)"
-            reason = failures(done, params.max_error_share) or reason
+                reason = reason or f"the client fell behind: its timer was {load.client_lag_p99_ms:.0f} ms late (p99)"
             reasons += [f"conc{level}: {reason}"] if reason else []
-            notes += [f"conc{level}: {note}"] if note else []
+            notes += [f"conc{level}: {window.note}"] if window.note else []
             metrics["betterbench.errors"] += sum(bool(completion.error) for completion in done)
             metrics["betterbench.short_outputs"] += sum(_is_short(completion, params) for completion in done)
             if not reason:
                 metrics |= _level(load, params)
-                metrics |= _acceptance(level, before, after)
+                metrics |= _counted(level, window)
                 if level == 1:
                     rates, missing = _categories(chosen, done, params)
                     metrics |= {f"betterbench.decode_tok_per_s.{name}": rate for name, rate in rates.items()}
                     reasons += [f"no usable output in {', '.join(missing)}"] if missing else []
                     if not missing:
                         metrics["betterbench.combined_tok_per_s"] = combined_tok_per_s(rates)
+            if window.lost:
+                break
     return conclude(
         bench="betterbench",
         clock=clock,
@@ -121,9 +127,7 @@ def _choose(prompts: Sequence[Prompt], per_category: int) -> list[Prompt]:
     return [group[number] for number in range(per_category) for group in groups]
 
 
-async def _request(
-    client: Client, params: Params, context: BenchContext, prompt: Prompt, level: int
-) -> Completion:
+async def _request(client: Client, params: Params, context: BenchContext, prompt: Prompt, level: int) -> Completion:
     nonce = context.seed_for("betterbench", level, prompt.id)
     messages = [
         {"role": "system", "content": f"{nonce:08x} is the number of this request. You are a helpful assistant."},
@@ -153,11 +157,10 @@ def _level(load: Load, params: Params) -> dict[str, float]:
     good = [done for done in load.completions if not done.error]
     ttft_ms = [done.ttft_ms for done in good]
     itl_ms = [value for done in good if not _is_short(done, params) for value in done.itl_ms]
-    tokens = sum(done.completion_tokens for done in good)
     levels = {
         f"betterbench.ttft_ms.p50.{where}": float(numpy.percentile(ttft_ms, 50)),
         f"betterbench.ttft_ms.p99.{where}": float(numpy.percentile(ttft_ms, 99)),
-        f"betterbench.aggregate_tok_per_s.{where}": tokens / load.span_s,
+        f"betterbench.aggregate_tok_per_s.{where}": load.tok_per_s,
         f"betterbench.achieved_concurrency.{where}": load.achieved_concurrency,
         f"betterbench.longest_gap_ms.{where}": max(done.longest_gap_ms for done in good),
         f"betterbench.client_lag_ms.p99.{where}": load.client_lag_p99_ms,
@@ -168,9 +171,14 @@ def _level(load: Load, params: Params) -> dict[str, float]:
     return levels
 
 
-def _acceptance(level: int, before: Snapshot, after: Snapshot) -> dict[str, float]:
-    drafter = speculation(before, after)
-    return {f"betterbench.acceptance_length.conc{level}": drafter.acceptance_length} if drafter else {}
+def _counted(level: int, window: Window) -> dict[str, float]:
+    """What the server's own counters say about the level."""
+    found: dict[str, float] = {}
+    if drafter := speculation(window.before, window.after):
+        found[f"betterbench.acceptance_length.conc{level}"] = drafter.acceptance_length
+    if (preemptions := growth(window.before, window.after, PREEMPTIONS)) is not None:
+        found[f"betterbench.preemptions.conc{level}"] = preemptions
+    return found
 
 
 def _categories(

@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.completion import Completion
 from orchestrator.corpora import Corpora
+from orchestrator.errors import InvalidMeasurement
 from orchestrator.metrics import PREFIX_CACHE_HITS, Snapshot, growth
 from orchestrator.records import Measurement
 
 if TYPE_CHECKING:
+    from orchestrator.client import Client
     from orchestrator.reference import Reference
 
 
@@ -95,12 +97,30 @@ def failures(completions: Sequence[Completion], max_error_share: float) -> str:
     return ""
 
 
-def cache_hits(before: Snapshot, after: Snapshot, completions: Sequence[Completion]) -> tuple[str, str]:
-    """(reason, note) about the prefix cache between two snapshots: prompts of a cold bench must not come from it."""
+@dataclass(frozen=True)
+class Window:
+    """Requests between two looks at the server's counters, and whether they may be used."""
+
+    before: Snapshot
+    after: Snapshot
+    reason: str  # empty where they may
+    note: str
+    lost: bool  # nothing can be measured after it: no request succeeded, or the server does not answer
+
+
+async def close_window(
+    client: Client, before: Snapshot, completions: Sequence[Completion], max_error_share: float
+) -> Window:
+    """Look at the counters again. Too many failures, or a prompt from the prefix cache, give a reason."""
+    reason = failures(completions, max_error_share)
+    lost = all(completion.error for completion in completions)
+    try:
+        after = await client.metrics()
+    except InvalidMeasurement as error:
+        return Window(before, before, reason or str(error), "", lost=True)
     hits = growth(before, after, PREFIX_CACHE_HITS)
-    cached = sum(completion.cached_tokens or 0 for completion in completions)
-    if hits or cached:
-        return f"{max(hits or 0, cached):.0f} prompt tokens came from the prefix cache", ""
-    if hits is None:
-        return "", f"the server has no counter {PREFIX_CACHE_HITS}: a cold prefix cache is not proven"
-    return "", ""
+    cached = max(hits or 0, sum(completion.cached_tokens or 0 for completion in completions))
+    if cached:
+        reason = reason or f"{cached:.0f} prompt tokens came from the prefix cache"
+    note = "" if hits is not None else f"the server has no {PREFIX_CACHE_HITS}: a cold prefix cache is not proven"
+    return Window(before, after, reason, note, lost)

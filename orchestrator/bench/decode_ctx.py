@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import statistics
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from orchestrator.bench.context import BenchContext, Clock, Rates, cache_hits, conclude, failures
+from orchestrator.bench.context import BenchContext, Clock, Rates, close_window, conclude
 from orchestrator.bench.prompts import paragraphs, prose_prompt
 from orchestrator.client import Client, Completion
 from orchestrator.metrics import speculation
@@ -41,6 +41,11 @@ def expected_s(params: Params, rates: Rates) -> float:
     )
 
 
+def require(_params: Params, context: BenchContext) -> None:
+    """Raises UsageError where the corpus cannot be read."""
+    context.corpora.prose()
+
+
 async def measure(target: Target, params: Params, context: BenchContext) -> Measurement:
     clock = Clock.start()
     corpus = context.corpora.prose()
@@ -64,22 +69,22 @@ async def measure(target: Target, params: Params, context: BenchContext) -> Meas
                 await asyncio.sleep(params.settle_s)
                 done.append(await _request(client, params, context, pool, length, repeat))
                 samples.append(done[-1].sample(context_tokens=length, repeat=repeat))
-            after = await client.metrics()
-            reason, note = cache_hits(before, after, done)
-            reason = failures(done, params.max_error_share) or reason
-            reasons += [f"ctx{length}: {reason}"] if reason else []
-            notes += [f"ctx{length}: {note}"] if note else []
+            window = await close_window(client, before, done, params.max_error_share)
+            reasons += [f"ctx{length}: {window.reason}"] if window.reason else []
+            notes += [f"ctx{length}: {window.note}"] if window.note else []
             good = [completion for completion in done if not completion.error]
             metrics["decode.errors"] += len(done) - len(good)
-            if good and not reason:
+            if not window.reason:
                 metrics |= _summary(length, good)
-                drafter = speculation(before, after)
+                drafter = speculation(window.before, window.after)
                 if drafter:
                     where = f"ctx{length}"
                     metrics[f"decode.acceptance_length.{where}"] = drafter.acceptance_length
                     metrics[f"decode.accepted_share.{where}"] = drafter.accepted_tokens / (drafter.draft_tokens or 1)
                     samples.append({"context_tokens": length, "speculation": to_jsonable(drafter)})
                     notes += _disagreement(where, drafter.tokens, done)
+            if window.lost:
+                break
         context.advance(total, total, "decode")
     if not reasons and not any(name.startswith("decode.ms_per_step") for name in metrics):
         reasons.append("every context is over the window")
@@ -111,8 +116,6 @@ async def _request(
 
 def checked(completion: Completion, prompt_tokens: int, generate_tokens: int) -> Completion:
     """The completion, as an error where prompt or output are not as long as asked."""
-    from dataclasses import replace
-
     if completion.error:
         return completion
     if completion.prompt_tokens != prompt_tokens:

@@ -14,13 +14,14 @@ from typing import Any, Literal
 
 from orchestrator.bench import extraction
 from orchestrator.bench.context import BenchContext, Clock, Rates, conclude, failures
+from orchestrator.bench.exemplars import EXEMPLARS
 from orchestrator.bench.load import closed_loop
 from orchestrator.client import Client, Completion
 from orchestrator.corpora import Question
 from orchestrator.errors import UsageError
 from orchestrator.records import Measurement, Target, to_jsonable
 
-INSTRUCTION = "Think step by step. End with a line that has only #### and the numeric answer, for example: #### 42"
+INSTRUCTION = "Think step by step. End with a line of the form: #### <number>"
 
 
 @dataclass(frozen=True)
@@ -32,11 +33,14 @@ class Params:
     temperature: float = 0.0
     concurrency: int = 8
     instruction: str = INSTRUCTION
+    few_shot: int = 0  # solved examples before the question, as earlier turns of the chat
     max_error_share: float = 0.1
 
     def __post_init__(self) -> None:
         if self.n < 1 or self.max_tokens < 1 or self.concurrency < 1:
             raise ValueError("n, max_tokens and concurrency must be >= 1")
+        if not 0 <= self.few_shot <= len(EXEMPLARS):
+            raise ValueError(f"few_shot must be 0 to {len(EXEMPLARS)}")
 
 
 def prefix(params: Params) -> str:
@@ -46,6 +50,11 @@ def prefix(params: Params) -> str:
 def expected_s(params: Params, rates: Rates) -> float:
     rate = rates.decode_tok_per_s if params.concurrency == 1 else rates.batch_tok_per_s
     return 0.6 * params.n * params.max_tokens / rate  # most answers end before the bound
+
+
+def require(params: Params, context: BenchContext) -> None:
+    """Raises UsageError where there are not `n` questions; downloads the public set where it is wanted and absent."""
+    _questions(params, context)
 
 
 async def measure(target: Target, params: Params, context: BenchContext) -> Measurement:
@@ -61,9 +70,8 @@ async def measure(target: Target, params: Params, context: BenchContext) -> Meas
     async with Client(target) as client:
 
         async def ask(question: Question) -> Completion:
-            content = f"{question.question}\n\n{params.instruction}"
             return await client.chat(
-                [{"role": "user", "content": content}],
+                messages(question.question, params),
                 params.max_tokens,
                 temperature=params.temperature,
                 seed=context.seed_for("gsm8k", question.id),
@@ -74,12 +82,22 @@ async def measure(target: Target, params: Params, context: BenchContext) -> Meas
     return conclude(
         bench="gsm8k",
         clock=clock,
-        config={**to_jsonable(params), "extraction": extraction.VERSION, "few_shot": 0},
+        config={**to_jsonable(params), "extraction": extraction.VERSION},
         metrics=summary(prefix(params), samples),
         samples=samples,
         reason=failures(load.completions, params.max_error_share),
         corpora={prefix(params): sha256},
     )
+
+
+def messages(question: str, params: Params) -> list[dict[str, str]]:
+    """The chat: the exemplars as turns that were answered, then the question."""
+    turns = [*EXEMPLARS[: params.few_shot], (question, "")]
+    chat = []
+    for asked, answer in turns:
+        chat.append({"role": "user", "content": f"{asked}\n\n{params.instruction}"})
+        chat.append({"role": "assistant", "content": answer})
+    return chat[:-1]
 
 
 def score(question: Question, completion: Completion) -> dict[str, Any]:

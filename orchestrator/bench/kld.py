@@ -51,6 +51,11 @@ def texts(params: Params, context: BenchContext) -> tuple[Corpus, ...]:
     return tuple(loaders[name]() for name in params.corpora)
 
 
+def require(params: Params, context: BenchContext) -> None:
+    """Raises UsageError where a corpus cannot be read."""
+    texts(params, context)
+
+
 def reference_key(params: Params, context: BenchContext) -> str:
     """Names what a reference is of: the corpora's bytes, how they are cut, K. Computed without a server."""
     parts = [f"{corpus.name}={corpus.sha256}" for corpus in texts(params, context)]

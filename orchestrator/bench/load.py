@@ -37,6 +37,14 @@ class Load:
         return busy_ns / 1e9 / self.span_s if self.span_s > 0 else 0.0
 
     @property
+    def tok_per_s(self) -> float:
+        """Tokens of the good requests per second; a failed request is left out together with its share of the time."""
+        good = [completion for completion in self.completions if not completion.error]
+        busy_ns = sum(completion.end_ns - completion.sent_ns for completion in self.completions)
+        good_share = sum(completion.end_ns - completion.sent_ns for completion in good) / busy_ns
+        return sum(completion.completion_tokens for completion in good) / (self.span_s * good_share)
+
+    @property
     def client_lag_p99_ms(self) -> float:
         return float(numpy.percentile(self.client_lag_ms, 99)) if self.client_lag_ms else 0.0
 

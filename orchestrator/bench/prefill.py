@@ -6,9 +6,9 @@ prompt tok/s = prompt tokens / TTFT of one request; the metric is the median ove
 from __future__ import annotations
 
 import statistics
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from orchestrator.bench.context import BenchContext, Clock, Rates, cache_hits, conclude, failures
+from orchestrator.bench.context import BenchContext, Clock, Rates, close_window, conclude
 from orchestrator.bench.prompts import paragraphs, random_prompt
 from orchestrator.client import Client, Completion
 from orchestrator.records import Measurement, Target, to_jsonable
@@ -28,6 +28,11 @@ class Params:
 
 def expected_s(params: Params, rates: Rates) -> float:
     return (params.runs + params.warmup_runs) * sum(params.lengths_tokens) / rates.prefill_tok_per_s
+
+
+def require(_params: Params, context: BenchContext) -> None:
+    """Raises UsageError where the corpus cannot be read."""
+    context.corpora.prose()
 
 
 async def measure(target: Target, params: Params, context: BenchContext) -> Measurement:
@@ -53,14 +58,16 @@ async def measure(target: Target, params: Params, context: BenchContext) -> Meas
                 prompt = random_prompt(pool, length, context.seed_for("prefill", length, run))
                 done.append(_checked(await client.complete(prompt, 1, temperature=0.0, ignore_eos=True), length))
                 samples.append(done[-1].sample(length_tokens=length, run=run, warmup=run < params.warmup_runs))
-            reason, note = cache_hits(before, await client.metrics(), done)
-            measured = done[params.warmup_runs :]
-            reason = failures(measured, params.max_error_share) or reason
+            window = await close_window(client, before, done, params.max_error_share)
+            measured = [completion for completion in done[params.warmup_runs :] if not completion.error]
+            reason = window.reason or ("" if measured else "every measured run failed")
             reasons += [f"len{length}: {reason}"] if reason else []
-            notes += [f"len{length}: {note}"] if note else []
+            notes += [f"len{length}: {window.note}"] if window.note else []
             metrics["prefill.errors"] += sum(bool(completion.error) for completion in done)
-            ttfts_ms = [completion.ttft_ms for completion in measured if not completion.error]
-            if ttfts_ms and not reason:
+            if window.lost:
+                break
+            if not reason:
+                ttfts_ms = [completion.ttft_ms for completion in measured]
                 metrics[f"prefill.prompt_tok_per_s.len{length}"] = 1e3 * length / statistics.median(ttfts_ms)
                 metrics[f"prefill.prompt_tok_per_s.best.len{length}"] = 1e3 * length / min(ttfts_ms)
                 metrics[f"prefill.ttft_ms.len{length}"] = statistics.median(ttfts_ms)
@@ -81,8 +88,6 @@ async def measure(target: Target, params: Params, context: BenchContext) -> Meas
 
 def _checked(completion: Completion, length: int) -> Completion:
     """The completion, as an error where the server did not read `length` prompt tokens."""
-    from dataclasses import replace
-
     if not completion.error and completion.prompt_tokens != length:
         return replace(completion, error=f"the prompt was {completion.prompt_tokens} tokens, not {length}")
     return completion

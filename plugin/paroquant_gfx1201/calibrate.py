@@ -25,7 +25,9 @@ def input_grams(
     name is no linear module of the model.
     """
     from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()
     tokenizer = AutoTokenizer.from_pretrained(model_directory)
     # A character count that is certain to hold MAX_TOKENS keeps the tokenizer off a whole corpus.
     tokens = tokenizer(text[: MAX_TOKENS * 16], return_tensors="pt").input_ids[0][:MAX_TOKENS]

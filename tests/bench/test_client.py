@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import statistics
 from dataclasses import replace
 
@@ -35,11 +36,14 @@ def chat(script: Script, max_tokens: int = 20) -> tuple[TruthServer, Completion]
 def test_arrival_times_are_the_times_the_server_wrote():
     server, done = complete(Script(ttft_s=0.03, gap_s=0.005), max_tokens=60)
     assert not done.error
-    late_ms = [(seen - sent) / 1e6 for seen, sent in zip(done.update_ns, server.sent[0].update_ns, strict=True)]
+    sent = server.sent[0]
+    late_ms = [(seen - wrote) / 1e6 for seen, wrote in zip(done.update_ns, sent.update_ns, strict=True)]
+    assert min(late_ms) >= 0.0
     assert statistics.median(late_ms) < 2.0
-    assert done.ttft_ms == pytest.approx(30.0, abs=5.0)
     assert statistics.median(done.itl_ms) == pytest.approx(5.0, abs=0.5)
-    assert done.decode_tok_per_s == pytest.approx(200.0, rel=0.05)
+    assert done.ttft_ms == pytest.approx((sent.update_ns[0] - done.sent_ns) / 1e6, abs=5.0)
+    assert done.ttft_ms >= 30.0
+    assert done.decode_span_ms == pytest.approx((sent.update_ns[-1] - sent.update_ns[0]) / 1e6, rel=0.05)
 
 
 def test_the_tokens_of_an_update_share_its_gap():
@@ -51,9 +55,9 @@ def test_the_tokens_of_an_update_share_its_gap():
 
 def test_the_announcement_of_the_role_is_not_the_first_token():
     for usage in (0, 1):  # a server may already count a token there
-        _, done = chat(Script(ttft_s=0.08, role_lead_s=0.07, role_chunk_usage=usage))
+        server, done = chat(Script(ttft_s=0.08, role_lead_s=0.07, role_chunk_usage=usage))
         assert not done.error
-        assert done.ttft_ms == pytest.approx(80.0, abs=10.0)
+        assert done.update_ns[0] >= server.sent[0].update_ns[0]
         assert done.completion_tokens == 20 == sum(done.update_tokens)
 
 
@@ -81,10 +85,7 @@ def test_a_prompt_of_token_ids_is_sent_as_such_and_tokens_are_counted_from_usage
 )
 def test_a_fault_is_an_error_with_its_reason(fault: str, reason: str):
     _, done = complete(Script(fault=fault))
-    assert done.error
-    import re
-
-    assert re.search(reason, done.error), done.error
+    assert re.search(reason, done.error), done.error or "no error"
 
 
 def test_a_stream_without_usage_is_an_error():
@@ -142,6 +143,12 @@ def test_the_longest_gap_of_a_request_is_kept():
 def test_updates_of_one_read_are_one_gap():
     done = Completion(0, 9, (10, 20, 20, 40), (1, 1, 2, 1), 5, None, 5, "stop", "", "", "")
     assert done.gaps == ((1e-5, 3), (2e-5, 1))
+
+
+def test_a_request_ends_with_its_last_read_even_if_it_is_the_only_one():
+    _, done = complete(Script(gap_s=0.0), max_tokens=1)
+    assert not done.error
+    assert done.end_ns >= done.update_ns[0] > done.sent_ns
 
 
 def test_tokenize_and_detokenize_are_the_servers():

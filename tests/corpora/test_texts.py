@@ -11,7 +11,7 @@ from importlib.resources import files
 import yaml
 
 DATA = files("orchestrator") / "corpora_data"
-CATEGORIES = ["code", "reasoning", "prose", "json", "file_edit", "summarization", "math", "chat"]
+CATEGORIES = ("code", "reasoning", "prose", "json", "file_edit", "summarization", "math", "chat")
 
 
 def read(name: str) -> str:
@@ -64,7 +64,7 @@ def test_the_code_corpus_is_about_thirty_kilobytes_of_three_languages():
 
 def test_prompts_have_the_eight_categories_with_six_prompts_each():
     prompts = yaml.safe_load(read("prompts.yaml"))
-    assert list(prompts) == CATEGORIES
+    assert tuple(prompts) == CATEGORIES
     for category, rows in prompts.items():
         assert [row["id"] for row in rows] == [f"{category}-{n:02d}" for n in range(1, 7)]
         for row in rows:
@@ -78,7 +78,7 @@ def test_prompt_lengths_vary_from_a_line_to_hundreds_of_words():
     lengths = [len(row["prompt"].split()) for rows in prompts.values() for row in rows]
     assert min(lengths) <= 10
     assert max(lengths) >= 450
-    assert sum(100 <= length for length in lengths) >= 10
+    assert sum(length >= 100 for length in lengths) >= 10
 
 
 def test_every_file_edit_prompt_contains_a_file_and_every_summary_a_passage():

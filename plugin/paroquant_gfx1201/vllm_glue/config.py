@@ -1,0 +1,122 @@
+"""The quantization config vLLM instantiates for ``quant_method: paroquant``."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
+from vllm.model_executor.layers.quantization.base_config import (
+    QuantizationConfig,
+    QuantizeMethodBase,
+)
+
+from paroquant_gfx1201 import attest
+from paroquant_gfx1201.errors import PluginError
+from paroquant_gfx1201.formats.checkpoint import quantized_names, read_headers
+from paroquant_gfx1201.formats.spec import METHOD, FormatSpec
+from paroquant_gfx1201.vllm_glue import op
+from paroquant_gfx1201.vllm_glue.linear import ParoQuantLinearMethod
+
+GFX1201 = 120
+"""vLLM's capability number for gfx12.0."""
+
+MERGED = {
+    "qkv_proj": ["q_proj", "k_proj", "v_proj"],
+    "gate_up_proj": ["gate_proj", "up_proj"],
+    "in_proj_qkvz": ["in_proj_qkv", "in_proj_z"],
+}
+"""Checkpoint projections inside vLLM's merged layers, where the model does not say."""
+
+
+def registered() -> bool:
+    """Whether vLLM already knows this class under METHOD."""
+    from vllm.model_executor.layers import quantization
+
+    known = quantization._CUSTOMIZED_METHOD_TO_QUANT_CONFIG
+    return known.get(METHOD) is ParoQuantConfig
+
+
+def local_directory(model: str, revision: str | None) -> Path:
+    """Where the checkpoint's files are: the path itself, or its snapshot in the local cache."""
+    if Path(model).is_dir():
+        return Path(model)
+    from huggingface_hub import snapshot_download
+
+    return Path(snapshot_download(model, revision=revision, allow_patterns=["*.safetensors"]))
+
+
+class ParoQuantConfig(QuantizationConfig):
+    """Format of a checkpoint and the names of its quantized projections.
+
+    Pickled to every process: ``quantized`` is read once, in the API server, from the checkpoint's
+    safetensors headers.
+    """
+
+    def __init__(self, spec: FormatSpec) -> None:
+        super().__init__()
+        self.spec = spec
+        self.quantized: frozenset[str] = frozenset()
+        # Refuse here, in the first process that reads the checkpoint, not in a worker's traceback.
+        op.process_mode().check_bits(spec.bits)
+
+    @classmethod
+    def get_name(cls) -> str:
+        return METHOD
+
+    @classmethod
+    def get_supported_act_dtypes(cls) -> list[torch.dtype]:
+        return [torch.bfloat16, torch.float16, torch.float32]
+
+    @classmethod
+    def get_min_capability(cls) -> int:
+        return GFX1201
+
+    @staticmethod
+    def get_config_filenames() -> list[str]:
+        return []
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> "ParoQuantConfig":
+        """From config.json's ``quantization_config``; raises PluginError naming the wrong key."""
+        return cls(FormatSpec.from_config(config))
+
+    def maybe_update_config(
+        self, model_name: str, hf_config: Any = None, revision: str | None = None
+    ) -> None:
+        """Read which projections have a qweight. Raises PluginError if none has."""
+        self.quantized = quantized_names(read_headers(local_directory(model_name, revision)))
+        if not self.quantized:
+            raise PluginError(f"{model_name} says quant_method {METHOD} but has no qweight tensor")
+
+    def apply_vllm_mapper(self, hf_to_vllm_mapper: Any) -> None:
+        """Rename the projections as vLLM renames the model's modules."""
+        self.quantized = frozenset(hf_to_vllm_mapper.apply_list(sorted(self.quantized)))
+
+    def _is_quantized(self, prefix: str) -> bool:
+        """Whether the checkpoint has this layer quantized, merged layers included."""
+        if prefix in self.quantized:
+            return True
+        parent, _, last = prefix.rpartition(".")
+        names = self.packed_modules_mapping.get(last) or MERGED.get(last, [])
+        parts = [f"{parent}.{name}" if parent else name for name in names]
+        found = [part for part in parts if part in self.quantized]
+        if found and len(found) != len(parts):
+            missing = next(part for part in parts if part not in found)
+            raise PluginError(f"{prefix} merges {found[0]}, which is quantized, with {missing}")
+        return bool(found)
+
+    def get_quant_method(self, layer: torch.nn.Module, prefix: str) -> QuantizeMethodBase | None:
+        """Ours for a quantized linear; vLLM's default, by name in the attestation, for the rest."""
+        if isinstance(layer, LinearBase):
+            if self._is_quantized(prefix):
+                return ParoQuantLinearMethod(self.spec, prefix)
+            attest.process.unquantized[prefix] = "linear"
+            return UnquantizedLinearMethod()
+        kind = type(layer).__name__
+        if kind in ("FusedMoE", "RoutedExperts"):
+            raise PluginError(f"{prefix}: mixture-of-experts layers are not supported")
+        if kind in ("ParallelLMHead", "VocabParallelEmbedding"):
+            attest.process.unquantized[prefix] = (
+                "lm_head" if kind == "ParallelLMHead" else "embedding"
+            )
+        return None

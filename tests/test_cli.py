@@ -1,0 +1,85 @@
+"""The command line as a user meets it: one clear line and the right status for every mistake."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+def orchestrator(*arguments: str, cwd: Path = ROOT, timeout_s: float = 60) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "orchestrator", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, cwd=cwd, check=False)
+
+
+def assert_one_line(done: subprocess.CompletedProcess[str], said: str) -> None:
+    assert done.returncode == 2, done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1 and done.stderr.startswith("orchestrator: "), done.stderr
+    assert said in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "no variant given; add +variant=NAME, one of: bf16, int4"),
+        (["plna", "+variant=int5"], "there is no verb 'plna'"),
+        (["plan", "+variant=int5", "--jsn"], "there is no option --jsn"),
+        (["run", "+variant=int5", "--json"], "--json belongs to plan"),
+        (["plan", "+variant=int55"], "there is no variant 'int55'; did you mean int5?"),
+        (["plan", "+variant=int5", "box=gpu"], "there is no box 'gpu'; did you mean cpu?"),
+        (["plan", "+variant=int5", "suite=huge"], "there is no suite 'huge'"),
+        (["plan", "+variant=int5", "box=cpu", "variant.weigths.bits=3"], "weigths"),
+        (["plan", "+variant=int5", "box=cpu", "box.port=many"], "port"),
+        (["plan", "+variant=int5", "box=cpu", "box=[cpu"], "box"),
+        (["plan", "+variant=int5", "box=cpu", "+variant.knobs.RADIANCE_PQ_PGG=1"], "did you mean RADIANCE_PQ_PG?"),
+        (["plan", "+variant=int5_i8_pg", "box=cpu", "+variant.knobs.RADIANCE_PQ_I8=0"], "needs int8 activations"),
+        (["plan", "+variant=int5", "box=cpu", "engine.python=/no/such/python"], "cannot be asked for its packages"),
+        (["-m", "+variant=int5,int55", "box=cpu"], "there is no variant 'int55'"),
+    ],
+)
+def test_a_mistake_in_what_is_declared_is_one_line_and_status_2(arguments, said):
+    assert_one_line(orchestrator(*arguments), said)
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("suite.benches.kld.top_q=3", "top_q"),
+        ("+suite.benches.kld.top_q=3", "top_q"),
+        ("box.disk_free_gib=1e9", "GiB free, box cpu wants"),
+    ],
+)
+def test_a_mistake_in_a_run_is_one_line_and_starts_nothing(override, said, tmp_path):
+    places = [f"paths.{name}={tmp_path / name}" for name in ("cache", "state", "tracking")]
+    assert_one_line(orchestrator("+variant=int5", "box=cpu", "--quiet", override, *places), said)
+    assert not (tmp_path / "tracking").exists() and not (tmp_path / "state" / "boots").exists()
+
+
+def test_plan_answers_in_under_a_second_without_the_heavy_imports(tmp_path):
+    command = [sys.executable, "-X", "importtime", "-m", "orchestrator", "plan", "+variant=int5_i8_pg_zpe", "--json"]
+    times = []
+    for _ in range(3):
+        start = time.perf_counter()
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30, cwd=ROOT, check=True)
+        times.append(time.perf_counter() - start)
+    imported = {line.rpartition("|")[2].strip().split(".")[0] for line in done.stderr.splitlines()}
+    assert not imported & {"torch", "vllm", "mlflow", "matplotlib", "rich", "aiohttp"}
+    assert json.loads(done.stdout)["port"] == 8100
+    assert min(times) < 1.0
+
+
+def test_help_and_version_are_answered():
+    assert "usage: python -m orchestrator" in orchestrator("--help").stdout
+    assert orchestrator("--version").stdout.strip()
+
+
+def test_an_unwritable_directory_is_said(tmp_path):
+    (tmp_path / "file").write_text("")
+    done = orchestrator("+variant=int5", "box=cpu", f"paths.state={tmp_path}/file/state", "-q")
+    assert done.returncode == 2 and "paths.state" in done.stderr and len(done.stderr.strip().splitlines()) == 1
