@@ -13,7 +13,8 @@ from orchestrator.records import write_bytes
 
 GSM8K_URL = "https://raw.githubusercontent.com/openai/grade-school-math/master/grade_school_math/data/test.jsonl"
 GSM8K_SHA256 = "3730d312f6e3440559ace48831e51066acaca737f6eabec99bccb9e4b3c39d14"  # 1,319 questions
-WIKITEXT_SHA256 = "d790b833ef8cf03a90db7bf1271b7520b83c45ce07ba3c1a9699df81e239eca0"  # wikitext-2-raw-v1, test split
+WIKITEXT_URL = "https://raw.githubusercontent.com/pytorch/examples/main/word_language_model/data/wikitext-2/test.txt"
+WIKITEXT_SHA256 = "d790b833ef8cf03a90db7bf1271b7520b83c45ce07ba3c1a9699df81e239eca0"  # wikitext-2-v1, test split
 CATEGORIES = ("code", "reasoning", "prose", "json", "file_edit", "summarization", "math", "chat")
 
 
@@ -55,12 +56,8 @@ class Corpora:
         return self._own("code", "code.txt")
 
     def wikitext(self, path: str) -> Corpus:
-        """WikiText-2 (raw), test split, from a local file."""
-        if not path:
-            raise UsageError(
-                "corpus wikitext needs a local file: set benches.kld.wikitext_path to wikitext-2-raw-v1's test split"
-            )
-        return _corpus("wikitext", _pinned(_read(Path(path)), WIKITEXT_SHA256, path))
+        """WikiText-2's test split (wikitext-2-v1: rare words are <unk>) from `path`, else the cache, else the network."""
+        return _corpus("wikitext", self._public(path, "wikitext2_test.txt", WIKITEXT_URL, WIKITEXT_SHA256))
 
     def prompts(self) -> tuple[str, tuple[Prompt, ...]]:
         """(SHA-256, prompts in the order of CATEGORIES); raises UsageError where a category is missing."""
@@ -83,13 +80,17 @@ class Corpora:
         return _sha256(content), _questions(content)
 
     def gsm8k(self, path: str) -> tuple[str, tuple[Question, ...]]:
-        """(SHA-256, the 1,319 GSM8K test questions) from `path`, else the cache, else the public repository."""
+        """(SHA-256, the 1,319 GSM8K test questions) from `path`, else the cache, else the network."""
+        return GSM8K_SHA256, _questions(self._public(path, "gsm8k_test.jsonl", GSM8K_URL, GSM8K_SHA256))
+
+    def _public(self, path: str, name: str, url: str, sha256: str) -> bytes:
+        """A public file's bytes; raises UsageError where they are not there or not the pinned ones."""
         if path:
-            return GSM8K_SHA256, _questions(_pinned(_read(Path(path)), GSM8K_SHA256, path))
-        cached = self.cache_dir / "corpora" / "gsm8k_test.jsonl"
+            return _pinned(_read(Path(path)), sha256, path)
+        cached = self.cache_dir / "corpora" / name
         if not cached.exists():
-            write_bytes(cached, _pinned(_download(GSM8K_URL), GSM8K_SHA256, GSM8K_URL))
-        return GSM8K_SHA256, _questions(_pinned(_read(cached), GSM8K_SHA256, str(cached)))
+            write_bytes(cached, _pinned(_download(url), sha256, url))
+        return _pinned(_read(cached), sha256, str(cached))
 
     def _own(self, name: str, file: str) -> Corpus:
         return _corpus(name, _read(self.data_dir / file))

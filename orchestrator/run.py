@@ -58,7 +58,7 @@ def run(experiment: Experiment, overrides: Sequence[str], quiet: bool = False) -
     """Measure one variant; returns the exit status. Raises OrchestratorError for what stopped it."""
     inputs = gather(experiment)
     plan = inputs.plan()
-    _require_suite(inputs)
+    bench.require_suite(experiment.suite.benches, BenchContext(experiment.suite.seed, Corpora(inputs.cache)))
     progress = Progress(quiet=quiet)
     with _on_the_box(inputs, plan, overrides, progress):
         from orchestrator.tracking import Tracker
@@ -72,14 +72,6 @@ def run(experiment: Experiment, overrides: Sequence[str], quiet: bool = False) -
             this.log.log_json("plan.json", to_jsonable(plan))
             _prepare(inputs, progress)
             return _measure(this, tracker)
-
-
-def _require_suite(inputs: Inputs) -> None:
-    """Raises UsageError for a bench, a parameter or a corpus that is not there, before anything starts."""
-    suite = inputs.experiment.suite
-    context = BenchContext(suite.seed, Corpora(inputs.cache))
-    for name, raw in suite.benches.items():
-        bench.module_of(name).require(bench.params_of(name, raw), context)
 
 
 def prepare_only(experiment: Experiment, quiet: bool = False) -> int:

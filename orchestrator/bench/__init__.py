@@ -77,13 +77,3 @@ async def measure_one(name: str, target: Target, raw_params: Mapping[str, Any], 
     return conclude(
         bench=name, clock=clock, config=to_jsonable(params), metrics={}, samples=(), reason=reason, notes=notes
     )
-
-
-async def run_suite(
-    target: Target, suite_params: Mapping[str, Mapping[str, Any]], context: BenchContext
-) -> tuple[Measurement, ...]:
-    """Every bench of the suite in the registry's order; all of it is checked before the first request."""
-    require_suite(suite_params, context)
-    return tuple(
-        [await measure_one(name, target, suite_params[name], context) for name in REGISTRY if name in suite_params]
-    )

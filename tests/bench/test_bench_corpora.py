@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from pathlib import Path
 
 import pytest
@@ -46,8 +45,9 @@ def test_a_download_is_checked_before_it_is_kept(corpora: Corpora, monkeypatch):
     assert not (corpora.cache_dir / "corpora").exists()
 
 
-def test_wikitext_without_a_path_says_what_to_set(corpora: Corpora):
-    with pytest.raises(UsageError, match="wikitext_path"):
+def test_without_a_network_a_public_corpus_asks_for_a_local_path(corpora: Corpora, monkeypatch):
+    monkeypatch.setattr(loader, "WIKITEXT_URL", "http://127.0.0.1:9/test.txt")
+    with pytest.raises(UsageError, match=r"download of http://127.0.0.1:9/test.txt failed: .*; give a local path"):
         corpora.wikitext("")
 
 
@@ -59,18 +59,3 @@ def test_what_ships_loads(tmp_path: Path):
     assert len(prompts) == 6 * len(CATEGORIES)
     assert len(shipped.prose().text.split()) > 5000
     assert len(shipped.code().text) > 20_000
-
-
-if path := os.environ.get("GSM8K_TEST_JSONL"):  # a local copy of the public test set
-
-    def test_the_real_test_set_has_1319_questions(corpora: Corpora):
-        sha256, questions = corpora.gsm8k(path)
-        assert sha256 == loader.GSM8K_SHA256
-        assert len(questions) == 1319
-        assert all("#### " in question.answer for question in questions)
-
-
-if wikitext := os.environ.get("WIKITEXT_TEST_TXT"):  # a local copy of the public test split
-
-    def test_the_real_wikitext_is_accepted(corpora: Corpora):
-        assert len(corpora.wikitext(wikitext).text) > 1_000_000

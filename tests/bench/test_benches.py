@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 from truth_server import Script, TruthServer, serving
 
-from orchestrator.bench import REGISTRY, expected_s, measure_one, params_of, require_suite, run_suite
+from orchestrator.bench import REGISTRY, expected_s, measure_one, params_of, require_suite
 from orchestrator.bench.betterbench import WEIGHTS, combined_tok_per_s
 from orchestrator.bench.context import BenchContext, Rates
 from orchestrator.bench.warm import shapes, warm
@@ -308,21 +308,6 @@ def test_warming_a_broken_server_says_so(context):
         asyncio.run(run())
 
 
-def test_a_suite_runs_in_the_registrys_order_and_checks_its_parameters_first(context):
-    async def run(suite):
-        async with serving(Script(gap_s=0.0)) as (server, target):
-            try:
-                return server, [found.bench for found in await run_suite(target, suite, context)]
-            except UsageError as error:
-                return server, error
-
-    _, benches = asyncio.run(run({"gsm8k": GSM8K, "prefill": PREFILL}))
-    assert benches == ["prefill", "gsm8k"]
-    server, error = asyncio.run(run({"prefill": PREFILL, "gsm8k": {"m": 1}}))
-    assert isinstance(error, UsageError)
-    assert not server.sent
-
-
 def test_what_a_suite_lacks_is_found_before_anything_starts(context):
     require_suite(
         {"gsm8k": GSM8K, "kld": {}, "betterbench": BETTERBENCH, "prefill": PREFILL, "decode_ctx": {}}, context
@@ -331,5 +316,5 @@ def test_what_a_suite_lacks_is_found_before_anything_starts(context):
         require_suite({"gsm8k": {"n": 13}}, context)
     with pytest.raises(UsageError, match=r"prompts_per_category is 4, the corpus has 3"):
         require_suite({"betterbench": {"prompts_per_category": 4}}, context)
-    with pytest.raises(UsageError, match="wikitext_path"):
-        require_suite({"kld": {"corpora": ["wikitext"]}}, context)
+    with pytest.raises(UsageError, match=r"corpus /no/such/file"):
+        require_suite({"kld": {"corpora": ["wikitext"], "wikitext_path": "/no/such/file"}}, context)

@@ -1,0 +1,86 @@
+"""One set of directories for the whole session: the model is prepared and compiled once."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+RUN_TIMEOUT_S = 900
+
+
+@dataclass
+class Machine:
+    """Where this session's runs keep their things; set ORCHESTRATOR_E2E_DIR to keep them between sessions."""
+
+    root: Path
+    port: int = field(default_factory=lambda: free_port())
+
+    @property
+    def cache(self) -> Path:
+        return self.root / "cache"
+
+    @property
+    def state(self) -> Path:
+        return self.root / "state"
+
+    @property
+    def tracking(self) -> Path:
+        return self.root / "mlruns"
+
+    def overrides(self) -> list[str]:
+        places = [f"paths.cache={self.cache}", f"paths.state={self.state}", f"paths.tracking={self.tracking}"]
+        return ["box=cpu", f"box.port={self.port}", *places]
+
+    def command(self, *arguments: str) -> list[str]:
+        return [sys.executable, "-m", "orchestrator", *arguments, *self.overrides()]
+
+    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        command = self.command(*arguments)
+        return subprocess.run(command, capture_output=True, text=True, timeout=RUN_TIMEOUT_S, cwd=ROOT, check=False)
+
+    def runs(self):
+        """Every MLflow run, newest first."""
+        from orchestrator.mlflow_store import connect
+
+        client = connect(self.tracking)
+        experiments = [found.experiment_id for found in client.search_experiments()]
+        return client.search_runs(experiments, order_by=["attributes.start_time DESC"])
+
+    def journal(self) -> set[str]:
+        """The nonces of all boots so far."""
+        return {path.parent.name for path in self.state.glob("boots/*/journal.json")}
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@pytest.fixture(scope="session")
+def machine(tmp_path_factory) -> Machine:
+    root = os.environ.get("ORCHESTRATOR_E2E_DIR")
+    return Machine(Path(root) if root else tmp_path_factory.mktemp("e2e"))
+
+
+@pytest.fixture(scope="session")
+def first_run(machine: Machine) -> subprocess.CompletedProcess[str]:
+    """The demo's variant from nothing: prepares, makes the reference, warms, measures."""
+    return machine.run("+variant=int5_i8_pg_zpe", "suite=smoke")
+
+
+def end(process: subprocess.Popen[str], number: signal.Signals) -> str:
+    """Send the signal to the orchestrator alone; returns what it wrote to stderr since."""
+    process.send_signal(number)
+    try:
+        return process.communicate(timeout=120)[1]
+    finally:
+        process.kill()

@@ -1,0 +1,37 @@
+"""KL through the server orders the variants as their numerics do. Served eagerly: the order is no matter of speed."""
+
+from __future__ import annotations
+
+import pytest
+
+pytestmark = pytest.mark.vllm
+EAGER = "+box.serve.enforce-eager=true"
+ONLY_KLD = [f"~suite.benches.{name}" for name in ("decode_ctx", "prefill", "betterbench", "gsm8k")]
+CORPORA = ("prose", "code")
+
+
+@pytest.fixture(scope="module")
+def kl(machine) -> dict[str, dict[str, float]]:
+    """variant -> the metrics of its KL bench, on the same documents and reference."""
+    found = {}
+    for variant in ("bf16", "int5", "int5_i8", "int5_i8_pg", "int5_i8_pg_zpe", "int4"):
+        done = machine.run(f"+variant={variant}", "suite=quick", EAGER, *ONLY_KLD)
+        assert done.returncode == 0, done.stderr
+        found[variant] = machine.runs()[0].data.metrics
+    return found
+
+
+@pytest.mark.parametrize("corpus", CORPORA)
+def test_bf16_against_itself_is_the_floor(kl, corpus):
+    assert abs(kl["bf16"][f"kl.mean_nats.{corpus}"]) <= 1e-4
+    assert kl["bf16"][f"kl.floor_nats.{corpus}"] <= 1e-4
+
+
+@pytest.mark.parametrize("corpus", CORPORA)
+def test_a_fifth_bit_lowers_kl_beyond_both_intervals(kl, corpus):
+    assert kl["int5"][f"kl.mean_nats.{corpus}.ci_high"] < kl["int4"][f"kl.mean_nats.{corpus}.ci_low"]
+
+
+@pytest.mark.parametrize("corpus", CORPORA)
+def test_int8_activations_per_group_are_no_worse_than_per_token(kl, corpus):
+    assert kl["int5_i8_pg"][f"kl.mean_nats.{corpus}"] <= kl["int5_i8"][f"kl.mean_nats.{corpus}"]
