@@ -40,7 +40,9 @@ def check_port(host: str, port: int) -> None:
         try:
             probe.bind((host, port))
         except OSError as error:
-            raise UsageError(f"box.port: {host}:{port} cannot be used ({error.strerror}); stop its owner, or set box.port=N") from None
+            raise UsageError(
+                f"box.port: {host}:{port} cannot be used ({error.strerror}); stop its owner, or set box.port=N"
+            ) from None
 
 
 @contextmanager
@@ -48,7 +50,8 @@ def serving(plan: ServePlan, engine: Engine, purpose: str, state: Path) -> Itera
     """Boot the plan and yield it once it is ready; afterwards nothing of it is left and `Running.boot` is complete.
 
     Faults that make a boot unusable but let it serve (a variable that did not arrive, a compile on a warm boot) are
-    the record's `reasons` with status "invalid". Raises BootError where it does not come up, UsageError for a taken port.
+    the record's `reasons` with status "invalid". Raises BootError where it does not come up, UsageError for a taken
+    port.
     """
     check_port(plan.host, plan.port)
     cache_dir = Path(plan.cache_dir)
@@ -109,7 +112,9 @@ def _wait_ready(plan: ServePlan, server: ProcessServer, name: str, log_path: Pat
 def _inspect(plan: ServePlan, boot: Boot, server: ProcessServer, directory: Path) -> Boot:
     readings = server.readings(plan.env)
     attestations = tuple(json.loads(path.read_text()) for path in sorted((directory / "attest").glob("attest-*.json")))
-    faults = evidence.env_faults(plan, readings, attestations) + evidence.attestation_faults(plan, boot.nonce, attestations)
+    faults = evidence.env_faults(plan, readings, attestations) + evidence.attestation_faults(
+        plan, boot.nonce, attestations
+    )
     kv = evidence.kv_tokens(_read(Path(boot.log_path))) if boot.cache_state == "warm" else None
     return _with_faults(replace(boot, processes=readings, attestations=attestations, kv_tokens=kv), faults)
 

@@ -97,7 +97,7 @@ def _prepare(options: Options) -> int:
     from orchestrator import config
     from orchestrator.run import prepare_only
 
-    return prepare_only(config.load(options.overrides), quiet=options.quiet)
+    return prepare_only(config.load(options.overrides), options.overrides, quiet=options.quiet)
 
 
 VERBS: dict[str, Callable[[Options], int]] = {"run": _run, "plan": _plan, "prepare": _prepare}
@@ -125,9 +125,14 @@ def main(arguments: Sequence[str]) -> int:
         return 0
     except OSError as error:
         if error.errno in DISK_FULL:
-            return _fail(f"the disk is full ({error.filename or 'writing'}); free some space, or set paths.cache and paths.state", 2)
+            return _fail(
+                f"the disk is full ({error.filename or 'writing'}); free some space, or set paths.cache, paths.state",
+                2,
+            )
         if error.filename:
-            return _fail(f"{error.filename}: {error.strerror}; paths.cache, paths.state and paths.tracking must be writable", 2)
+            return _fail(
+                f"{error.filename}: {error.strerror}; paths.cache, paths.state and paths.tracking must be writable", 2
+            )
         raise
 
 

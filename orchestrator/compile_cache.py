@@ -1,4 +1,4 @@
-"""The compile cache of one plan: cold until a warm-up boot has run through, and proof that a warm boot wrote nothing."""
+"""The compile cache of one plan: cold until a warm-up boot ran through; proof that a warm boot wrote nothing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ COMPILED_SUFFIXES = frozenset({".so", ".cpp", ".o", ".py", ".hsaco", ".ptx", ".c
 
 
 def state(cache_dir: Path) -> State:
-    """"warm" only where a warm-up ran to its end; one that was killed leaves the cache cold."""
+    """ "warm" only where a warm-up ran to its end; one that was killed leaves the cache cold."""
     try:
         record = json.loads((cache_dir / "state.json").read_text())
     except (FileNotFoundError, ValueError):

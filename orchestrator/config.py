@@ -111,7 +111,8 @@ def _count_pci(wanted: str | None) -> int:
         return 0
     vendor, device = wanted.split(":")
     return sum(
-        (entry / "vendor").read_text().strip() == f"0x{vendor}" and (entry / "device").read_text().strip() == f"0x{device}"
+        (entry / "vendor").read_text().strip() == f"0x{vendor}"
+        and (entry / "device").read_text().strip() == f"0x{device}"
         for entry in PCI_DEVICES.iterdir()
     )
 

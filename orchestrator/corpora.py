@@ -56,7 +56,7 @@ class Corpora:
         return self._own("code", "code.txt")
 
     def wikitext(self, path: str) -> Corpus:
-        """WikiText-2's test split (wikitext-2-v1: rare words are <unk>) from `path`, else the cache, else the network."""
+        """WikiText-2's test split (wikitext-2-v1: rare words are <unk>), found as in `gsm8k`."""
         return _corpus("wikitext", self._public(path, "wikitext2_test.txt", WIKITEXT_URL, WIKITEXT_SHA256))
 
     def prompts(self) -> tuple[str, tuple[Prompt, ...]]:

@@ -12,11 +12,20 @@ from orchestrator.records import EnvReading
 _KV_LINE = re.compile(r"KV cache size: ([\d,]+) tokens")
 _NOISE = re.compile(r"^\s*$|^\s*\^+\s*$")
 _HINTS: tuple[tuple[str, str], ...] = (
-    (r"operator torchvision::nms does not exist|libc10_cuda|libtorchcodec", "torchvision, torchaudio or torchcodec is a CUDA build: pip uninstall them"),
+    (
+        r"operator torchvision::nms does not exist|libc10_cuda|libtorchcodec",
+        "torchvision, torchaudio or torchcodec is a CUDA build: pip uninstall them",
+    ),
     (r"[Aa]ddress already in use|port .* is already", "the port is taken: stop its owner or set box.port"),
     (r"No space left on device", "the disk is full: free some space, or set paths.cache and paths.state elsewhere"),
-    (r"[Oo]ut of memory|MemoryError|Cannot allocate memory", "memory ran out: lower max-model-len, max-num-seqs or VLLM_CPU_KVCACHE_SPACE"),
-    (r"larger than the available KV cache memory|No available memory for the cache blocks", "the KV cache is too small for max-model-len: raise VLLM_CPU_KVCACHE_SPACE or lower max-model-len"),
+    (
+        r"[Oo]ut of memory|MemoryError|Cannot allocate memory",
+        "memory ran out: lower max-model-len, max-num-seqs or VLLM_CPU_KVCACHE_SPACE",
+    ),
+    (
+        r"larger than the available KV cache memory|No available memory for the cache blocks",
+        "the KV cache is too small for max-model-len: raise VLLM_CPU_KVCACHE_SPACE or lower max-model-len",
+    ),
     (r"Model architectures? .* (?:is|are) not supported", "this vLLM does not know the model's architecture"),
     (r"unrecognized arguments|invalid choice", "this vLLM does not know a flag of box.serve or variant.serve"),
     (r"Python\.h: No such file|fatal error: Python", "the compiler needs Python's headers: install python3-dev"),
@@ -48,7 +57,11 @@ def env_faults(plan: ServePlan, readings: Sequence[EnvReading], attestations: Se
     """
     faults = [] if readings else ["the environment of no server process could be read"]
     for name, planned in plan.env.items():
-        wrong = [f"process {r.pid} ({r.role}) has {r.env.get(name, 'none')!r}" for r in readings if r.env.get(name) != planned]
+        wrong = [
+            f"process {r.pid} ({r.role}) has {r.env.get(name, 'none')!r}"
+            for r in readings
+            if r.env.get(name) != planned
+        ]
         if name.startswith("RADIANCE_"):
             wrong += [
                 f"the plugin in process {a.get('pid')} attests {_knobs(a).get(name, 'none')!r}"
@@ -65,19 +78,26 @@ def attestation_faults(plan: ServePlan, nonce: str, attestations: Sequence[Mappi
     if not attestations:
         return ["the plugin attested nothing: it was not loaded by the server"]
     faults = []
+    planned = plan.plugin.sha256
     for attestation in attestations:
         where = f"the plugin in process {attestation.get('pid')}"
         if attestation.get("nonce") != nonce:
             faults.append(f"{where} attests boot {attestation.get('nonce')!r}, this one is {nonce!r}")
-        if attestation.get("plugin_sha256") != plan.plugin.sha256:
-            faults.append(f"{where} is build {str(attestation.get('plugin_sha256'))[:12]}, the plan's is {plan.plugin.sha256[:12]}")
+        if attestation.get("plugin_sha256") != planned:
+            faults.append(
+                f"{where} is build {str(attestation.get('plugin_sha256'))[:12]}, the plan's is {planned[:12]}"
+            )
     layers = [layer for attestation in attestations for layer in attestation.get("layers", ())]
     if plan.quantized and not layers:
         faults.append("no layer runs on the plugin's path, though the weights are quantized")
     if not plan.quantized and layers:
         faults.append(f"{len(layers)} layers run on the plugin's path, though the weights are not quantized")
     bits = plan.declared["weights"]["bits"]
-    faults += [f"layer {layer['name']} has {layer['bits']} bits, the plan says {bits}" for layer in layers if layer["bits"] != bits]
+    faults += [
+        f"layer {layer['name']} has {layer['bits']} bits, the plan says {bits}"
+        for layer in layers
+        if layer["bits"] != bits
+    ]
     return faults
 
 

@@ -46,5 +46,7 @@ def reap(state: Path) -> list[str]:
         nonce = path.parent.name
         killed = kill_processes_of(nonce)
         write_json(path, {**record, "ended": True})
-        lines.append(f"boot {nonce} of process {record['owner']['pid']}, which is gone: ended {killed} server processes")
+        lines.append(
+            f"boot {nonce} of process {record['owner']['pid']}, which is gone: ended {killed} server processes"
+        )
     return lines

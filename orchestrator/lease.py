@@ -27,7 +27,11 @@ def hold(box: str, purpose: str, state: Path) -> Iterator[None]:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise UsageError(f"box {box} is in use by {_holder(path)}; wait for it to end, or stop it") from None
-        record = {**asdict(owner.current()), "purpose": purpose, "since_utc": datetime.now(UTC).isoformat(timespec="seconds")}
+        record = {
+            **asdict(owner.current()),
+            "purpose": purpose,
+            "since_utc": datetime.now(UTC).isoformat(timespec="seconds"),
+        }
         stream.truncate(0)
         stream.write(json.dumps(record))
         stream.flush()

@@ -47,7 +47,9 @@ class ServePlan:
     declared: Mapping[str, Any]  # the variant as it was declared
 
 
-def render(experiment: Experiment, checkpoint: Checkpoint, plugin: PluginBuild, site: Path, stack: Stack, cache: Path) -> ServePlan:
+def render(
+    experiment: Experiment, checkpoint: Checkpoint, plugin: PluginBuild, site: Path, stack: Stack, cache: Path
+) -> ServePlan:
     """The plan of `experiment`. `site` is the plugin's directory, `cache` the root of all caches.
 
     Raises UsageError for knobs, serve flags or speculation that cannot be.
@@ -166,7 +168,9 @@ def _speculation(variant: Variant) -> tuple[str, ...]:
     speculation = variant.speculation
     if speculation.method == "none":
         if speculation.tokens or speculation.drafter:
-            raise UsageError(f"variant.speculation (variant {variant.name}): tokens or a drafter without a method; set method")
+            raise UsageError(
+                f"variant.speculation (variant {variant.name}): tokens or a drafter without a method; set method"
+            )
         return ()
     if speculation.tokens < 1:
         raise UsageError(f"variant.speculation.tokens (variant {variant.name}): {speculation.method} needs at least 1")

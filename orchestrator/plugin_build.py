@@ -7,7 +7,6 @@ and no compiler at boot. It is named by the content hash, which is also part of 
 from __future__ import annotations
 
 import importlib.util
-import os
 import shutil
 import tempfile
 from dataclasses import dataclass
@@ -35,7 +34,9 @@ def find() -> PluginBuild:
     """The plugin of this installation, found without importing it. Raises UsageError where it is missing."""
     spec = importlib.util.find_spec(PACKAGE)
     if spec is None or not spec.submodule_search_locations:
-        raise UsageError(f"the vLLM plugin {PACKAGE} is not installed here; run `make install` (or pip install ./plugin)")
+        raise UsageError(
+            f"the vLLM plugin {PACKAGE} is not installed here; run `make install` (or pip install ./plugin)"
+        )
     source = Path(spec.submodule_search_locations[0])
     files = [path for path in source.rglob("*.py") if "__pycache__" not in path.parts]
     quantizer = [path for path in files if path.relative_to(source).parts[0] in QUANTIZER]
@@ -63,7 +64,7 @@ def materialize(build: PluginBuild, cache: Path) -> Path:
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {build.version}\n")
         (info / "entry_points.txt").write_text(f"[vllm.general_plugins]\n{PACKAGE} = {PACKAGE}:register\n")
         staging.chmod(0o755)
-        os.rename(staging, target)
+        staging.rename(target)
     except BaseException as error:
         shutil.rmtree(staging, ignore_errors=True)
         if isinstance(error, OSError) and target.is_dir():  # another process was first

@@ -61,7 +61,9 @@ def ensure(experiment: Experiment, unquantized: Checkpoint, wanted: Checkpoint, 
         for name in ("group_size", "krot", "seed", "steps"):
             arguments += [f"--{name.replace('_', '-')}", str(wanted.recipe[name])]
         try:
-            if _build(python, arguments, wanted, f"quantize {model.name} to int{bits}", EXPECTED_S["quantize"], progress):
+            if _build(
+                python, arguments, wanted, f"quantize {model.name} to int{bits}", EXPECTED_S["quantize"], progress
+            ):
                 made.append(f"{model.name} int{bits}")
         finally:
             calibration.unlink(missing_ok=True)
@@ -78,13 +80,19 @@ def _source_file(source: Source) -> Path:
     try:
         path = Path(str(importlib.metadata.distribution(source.package).locate_file(source.file)))
     except importlib.metadata.PackageNotFoundError:
-        raise UsageError(f"model.source.package: {source.package} is not installed; run `make install` (or pip install {source.package})") from None
+        raise UsageError(
+            f"model.source.package: {source.package} is not installed; run `make install`, or install it"
+        ) from None
     if not path.is_file():
-        raise UsageError(f"model.source.file: package {source.package} has no {source.file}; install the version that pyproject.toml names")
+        raise UsageError(
+            f"model.source.file: package {source.package} has no {source.file}; is it the version of pyproject.toml?"
+        )
     return path
 
 
-def _build(python: str, arguments: Sequence[str], checkpoint: Checkpoint, label: str, expected_s: float, progress: Progress) -> bool:
+def _build(
+    python: str, arguments: Sequence[str], checkpoint: Checkpoint, label: str, expected_s: float, progress: Progress
+) -> bool:
     target = Path(checkpoint.path)
     target.parent.mkdir(parents=True, exist_ok=True)
     with _exclusive(target.with_suffix(".lock")):
@@ -98,7 +106,7 @@ def _build(python: str, arguments: Sequence[str], checkpoint: Checkpoint, label:
             with progress.stage(label, expected_s) as stage:
                 _run_builder([python, "-m", "paroquant_gfx1201.build", *arguments, "--out", str(building)], stage)
             write_json(building / RECIPE_FILE, dict(checkpoint.recipe))
-            os.rename(building, target)
+            building.rename(target)
         finally:
             shutil.rmtree(building, ignore_errors=True)
     return True
@@ -106,7 +114,9 @@ def _build(python: str, arguments: Sequence[str], checkpoint: Checkpoint, label:
 
 def _run_builder(argv: list[str], stage: Stage) -> None:
     """Run the plugin's builder: its progress is JSON lines on stdout, its failure one line on stderr."""
-    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
+    with subprocess.Popen(
+        argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
         try:
             for line in process.stdout:
                 if line.startswith('{"event"'):

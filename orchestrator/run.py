@@ -1,23 +1,22 @@
-"""One run: prepare, reference, warm boot, suite, record. Decides nothing about numbers; keeps the order and the books."""
+"""One run: prepare, reference, warm boot, suite, record. It keeps the order and the books, and judges no number."""
 
 from __future__ import annotations
 
 import asyncio
 import shutil
-import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from orchestrator import bench, compile_cache, config, journal, lease, plugin_build, prepare, reference
+from orchestrator import bench, compile_cache, config, identity, journal, lease, plugin_build, prepare, reference
 from orchestrator.bench import kld
 from orchestrator.bench.context import BenchContext
 from orchestrator.bench.warm import warm
 from orchestrator.boot import Running, check_port, serving
 from orchestrator.corpora import Corpora
-from orchestrator.errors import BootError, InvalidMeasurement, OrchestratorError, UsageError
+from orchestrator.errors import BootError, InvalidMeasurement, UsageError
 from orchestrator.inputs import Inputs, gather
 from orchestrator.plan import ServePlan
 from orchestrator.progress import Progress
@@ -67,18 +66,19 @@ def run(experiment: Experiment, overrides: Sequence[str], quiet: bool = False) -
         tracker = Tracker(Path(experiment.paths.tracking), experiment.box.name)
         for run_id in tracker.reap():
             progress.note(f"run {run_id} was killed; its record says KILLED now")
-        this = Run(inputs, plan, progress, tracker.start(plan.variant, _params(inputs), _tags(inputs, plan)))
+        tags = identity.tags(inputs, plan, box_detected=config.box_was_detected(overrides))
+        this = Run(inputs, plan, progress, tracker.start(plan.variant, identity.params(inputs), tags))
         with _recorded(this):
             this.log.log_json("plan.json", to_jsonable(plan))
             _prepare(inputs, progress)
             return _measure(this, tracker)
 
 
-def prepare_only(experiment: Experiment, quiet: bool = False) -> int:
+def prepare_only(experiment: Experiment, overrides: Sequence[str], quiet: bool = False) -> int:
     """Make the checkpoints of the variant and of its reference."""
     inputs = gather(experiment)
     progress = Progress(quiet=quiet)
-    with _on_the_box(inputs, inputs.plan(), (), progress):
+    with _on_the_box(inputs, inputs.plan(), overrides, progress):
         made = _prepare(inputs, progress)
     print(f"prepared: {', '.join(made)}" if made else f"nothing to prepare: {inputs.plan().checkpoint.path} is there")
     return OK
@@ -148,9 +148,12 @@ def _reference(this: Run) -> Reference:
         this.log.set_tag("kl_reference", "reused")
         return found
     this.progress.note(f"no KL reference for stack {fingerprint} and these corpora yet: making it on a bf16 boot")
-    with _warm_serving(this, this.inputs.reference_plan(), "reference") as running:
-        with this.progress.stage("score the KL reference, twice", 2 * bench.expected_s("kld", this.suite.benches["kld"])) as stage:
-            made = asyncio.run(kld.collect(running.target, params, this.context(stage.advance)))
+    expected_s = 2 * bench.expected_s("kld", this.suite.benches["kld"])
+    with (
+        _warm_serving(this, this.inputs.reference_plan(), "reference") as running,
+        this.progress.stage("score the KL reference, twice", expected_s) as stage,
+    ):
+        made = asyncio.run(kld.collect(running.target, params, this.context(stage.advance)))
     _require_usable(this.boots[-1])
     reference.save(this.inputs.cache, fingerprint, key, made)
     this.log.set_tag("kl_reference", "made")
@@ -227,53 +230,3 @@ def _boot_metrics(boot: Boot) -> dict[str, float]:
         "boot.compiled_files": boot.compiled_files,
     }
     return {name: float(value) for name, value in found.items() if value is not None}
-
-
-def _params(inputs: Inputs) -> dict[str, str]:
-    """The flat configuration of the run, for comparing runs side by side."""
-    experiment = inputs.experiment
-    flat: dict[str, str] = {}
-
-    def walk(prefix: str, value: Any) -> None:
-        if isinstance(value, dict):
-            for key, inner in value.items():
-                walk(f"{prefix}.{key}" if prefix else str(key), inner)
-        else:
-            flat[prefix] = str(value)
-
-    walk("", {name: to_jsonable(getattr(experiment, name)) for name in ("variant", "box", "engine", "suite")})
-    return flat
-
-
-def _tags(inputs: Inputs, plan: ServePlan) -> dict[str, str]:
-    variant = inputs.experiment.variant
-    return {
-        "variant": variant.name,
-        "weights": variant.weights.name,
-        "activation": variant.activation.name,
-        "spec": str(variant.speculation.tokens),
-        "drafter": variant.speculation.drafter or "none",
-        "box": plan.box,
-        "engine": plan.engine,
-        "suite": inputs.experiment.suite.name,
-        "stack": inputs.stack.fingerprint,
-        "plan": plan.fingerprint,
-        "plugin": plan.plugin.sha256[:16],
-        "checkpoint": plan.checkpoint.recipe_id,
-        "source": "measured",
-        "git": _git_commit(),
-        "cache_at_start": compile_cache.state(Path(plan.cache_dir)),
-    }
-
-
-def _git_commit() -> str:
-    """The commit of the checkout this runs from, with "-dirty" for changes; "none" for an installed package."""
-    here = Path(__file__).parent
-    try:
-        out = subprocess.run(
-            ["git", "-C", str(here), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"],
-            capture_output=True, text=True, timeout=10, check=True,
-        )
-    except (OSError, subprocess.SubprocessError):
-        return "none"
-    return out.stdout.strip()

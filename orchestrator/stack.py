@@ -72,7 +72,9 @@ def _here() -> tuple[str, dict[str, str]]:
 
 def _query(python: str) -> tuple[str, dict[str, str]]:
     try:
-        out = subprocess.run([python, "-c", _QUERY], capture_output=True, text=True, timeout=QUERY_TIMEOUT_S, check=True)
+        out = subprocess.run(
+            [python, "-c", _QUERY], capture_output=True, text=True, timeout=QUERY_TIMEOUT_S, check=True
+        )
     except (OSError, subprocess.SubprocessError) as error:
         raise UsageError(f"engine.python: {python} cannot be asked for its packages ({error})") from None
     version, packages = json.loads(out.stdout)

@@ -41,7 +41,9 @@ class ProcessServer:
                     start_new_session=True,
                 )
             except OSError as error:
-                raise BootError(f"{argv[0]} does not start ({error.strerror}); name another with engine.python=") from None
+                raise BootError(
+                    f"{argv[0]} does not start ({error.strerror}); name another with engine.python="
+                ) from None
 
     @property
     def pid(self) -> int:
@@ -120,9 +122,14 @@ def kill_processes_of(nonce: str) -> int:
 
 
 def _role(process: psutil.Process) -> str:
-    """What the process is, from its title: vLLM names its engine core and workers, children of the compiler show too."""
+    """What the process is, from its title: vLLM names its engine core and workers."""
     words = " ".join(process.cmdline())
-    for mark, role in (("EngineCore", "engine_core"), ("Worker", "worker"), ("api_server", "api_server"), ("compile_worker", "compiler")):
+    for mark, role in (
+        ("EngineCore", "engine_core"),
+        ("Worker", "worker"),
+        ("api_server", "api_server"),
+        ("compile_worker", "compiler"),
+    ):
         if mark in words:
             return role
     return process.name()

@@ -171,7 +171,9 @@ def test_the_server_of_a_killed_orchestrator_is_ended_by_the_next_start(stub_pla
 
 
 def test_only_processes_with_the_nonce_are_ended():
-    stranger = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], env={"RADIANCE_BOOT_NONCE": "other"})
+    stranger = subprocess.Popen(
+        [sys.executable, "-c", "import time; time.sleep(60)"], env={"RADIANCE_BOOT_NONCE": "other"}
+    )
     try:
         from orchestrator.engines.process import kill_processes_of
 

@@ -37,7 +37,10 @@ def test_equal_environments_have_no_fault(plan_of):
 
 def test_a_knob_changed_in_one_process_is_named_with_every_value(plan_of):
     plan = plan_of("+variant=int5", "box=cpu")
-    readings = [EnvReading(1, "api_server", plan.env), EnvReading(2, "engine_core", {**plan.env, "RADIANCE_PQ_I8": "1"})]
+    readings = [
+        EnvReading(1, "api_server", plan.env),
+        EnvReading(2, "engine_core", {**plan.env, "RADIANCE_PQ_I8": "1"}),
+    ]
     (fault,) = evidence.env_faults(plan, readings, [attested(plan)])
     assert fault == "RADIANCE_PQ_I8: the plan says '0', process 2 (engine_core) has '1'"
 

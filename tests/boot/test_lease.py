@@ -22,7 +22,10 @@ HOLDER = (
 def test_a_second_orchestrator_is_refused_with_the_holders_name_until_the_first_dies(tmp_path: Path):
     with subprocess.Popen([sys.executable, "-c", HOLDER, str(tmp_path)], stdout=subprocess.PIPE, text=True) as first:
         assert first.stdout.readline() == "held\n"
-        with pytest.raises(UsageError, match=rf"box cpu is in use by process {first.pid} \(int5, since "), lease.hold("cpu", "int4", tmp_path):
+        with (
+            pytest.raises(UsageError, match=rf"box cpu is in use by process {first.pid} \(int5, since "),
+            lease.hold("cpu", "int4", tmp_path),
+        ):
             pass
         with lease.hold("another-box", "int4", tmp_path):
             pass

@@ -1,0 +1,67 @@
+"""What a run is filed under: its flat configuration and the tags that runs are searched by."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from orchestrator import compile_cache
+from orchestrator.inputs import Inputs
+from orchestrator.plan import ServePlan
+from orchestrator.records import to_jsonable
+
+
+def params(inputs: Inputs) -> dict[str, str]:
+    """The flat configuration of the run, for comparing runs side by side."""
+    experiment = inputs.experiment
+    flat: dict[str, str] = {}
+
+    def walk(prefix: str, value: Any) -> None:
+        if isinstance(value, dict):
+            for key, inner in value.items():
+                walk(f"{prefix}.{key}" if prefix else str(key), inner)
+        else:
+            flat[prefix] = str(value)
+
+    walk("", {name: to_jsonable(getattr(experiment, name)) for name in ("variant", "box", "engine", "suite")})
+    return flat
+
+
+def tags(inputs: Inputs, plan: ServePlan, box_detected: bool) -> dict[str, str]:
+    """What runs are searched by."""
+    variant = inputs.experiment.variant
+    return {
+        "variant": variant.name,
+        "weights": variant.weights.name,
+        "activation": variant.activation.name,
+        "spec": str(variant.speculation.tokens),
+        "drafter": variant.speculation.drafter or "none",
+        "box": plan.box,
+        "box_chosen_by": "auto" if box_detected else "command line",
+        "engine": plan.engine,
+        "suite": inputs.experiment.suite.name,
+        "stack": inputs.stack.fingerprint,
+        "plan": plan.fingerprint,
+        "plugin": plan.plugin.sha256[:16],
+        "checkpoint": plan.checkpoint.recipe_id,
+        "source": "measured",
+        "git": git_commit(),
+        "cache_at_start": compile_cache.state(Path(plan.cache_dir)),
+    }
+
+
+def git_commit() -> str:
+    """The commit of the checkout this runs from, with "-dirty" for changes; "none" for an installed package."""
+    here = Path(__file__).parent
+    try:
+        out = subprocess.run(
+            ["git", "-C", str(here), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"],
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return "none"
+    return out.stdout.strip()
