@@ -38,7 +38,7 @@ class Activation:
 
 @dataclass(frozen=True)
 class Speculation:
-    """Speculative decoding: `tokens` drafted a step (SPEC) by `method`; `drafter` is its checkpoint, if it needs one."""
+    """Speculative decoding: `tokens` drafted a step (SPEC) by `method`; `drafter` is its checkpoint, or null."""
 
     method: Literal["none", "ngram", "draft_model", "dflash"]
     tokens: int

@@ -5,12 +5,14 @@ domain and H = X^T X, tr(E H E^T). Angles and log channel scales are optimized t
 with straight-through rounding; the weight itself is left alone.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
 from paroquant_gfx1201 import rotation
-from paroquant_gfx1201.formats import FormatSpec, Projection
+from paroquant_gfx1201.formats.projection import Projection
+from paroquant_gfx1201.formats.spec import FormatSpec
 from paroquant_gfx1201.quantize import fake_quantize, quantize
 
 LEARNING_RATE = 0.1
@@ -52,7 +54,12 @@ def _effective(
 
 
 def _optimize(
-    weight: torch.Tensor, gram: torch.Tensor, pairs: torch.Tensor, spec: FormatSpec, steps: int
+    weight: torch.Tensor,
+    gram: torch.Tensor,
+    pairs: torch.Tensor,
+    spec: FormatSpec,
+    steps: int,
+    before_step: Callable[[], None],
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Angles [krot, K/2] and log channel scales [K] (factor on activations) of the lowest loss."""
     theta = torch.zeros(spec.krot, weight.shape[1] // 2, requires_grad=True)
@@ -63,6 +70,7 @@ def _optimize(
         optimizer, max(steps, 1), eta_min=LEARNING_RATE / 20
     )
     for step in range(steps + 1):
+        before_step()
         matrices = rotation.block_matrices(theta.cos(), theta.sin(), pairs, spec.group_size)
         loss = _output_error(weight - _effective(weight, matrices, log_scale, spec.levels), gram)
         if loss.item() < best[0]:
@@ -121,16 +129,18 @@ def fit_projection(
     steps: int,
     seed: int,
     bias: torch.Tensor | None = None,
+    before_step: Callable[[], None] = lambda: None,
 ) -> Fitted:
     """Fit and quantize weight [N, K] for inputs with second moments gram f32 [K, K].
 
-    ``steps`` 0 stores identity rotations. ``seed`` picks the sampled rows.
+    ``steps`` 0 stores identity rotations. ``seed`` picks the sampled rows. ``before_step`` may
+    raise, which ends the fit.
     """
     weight, inputs = weight.float(), weight.shape[1]
     # A short calibration leaves directions it never saw; they must not come out free.
     gram = gram + torch.eye(inputs) * (0.01 * gram.diagonal().mean())
     rows = torch.randperm(len(weight), generator=torch.Generator().manual_seed(seed))
-    theta, log_scale = _optimize(weight[rows[:ROWS_PER_STEP]], gram, pairs, spec, steps)
+    theta, log_scale = _optimize(weight[rows[:ROWS_PER_STEP]], gram, pairs, spec, steps, before_step)
     fitted = quantize_rotated(
         weight, theta.half(), log_scale.exp().half().unsqueeze(0), pairs, spec, bias
     )

@@ -107,6 +107,7 @@ def rotate(
 
 
 def rotate_groups(x: torch.Tensor, matrices: torch.Tensor) -> torch.Tensor:
-    """x [M, K] times each group's [g, g] matrix (y = R @ x): [G, M, g]."""
-    groups, group_size, _ = matrices.shape
-    return torch.bmm(x.view(-1, groups, group_size).transpose(0, 1), matrices.transpose(1, 2))
+    """x [M, K] times each group's matrix (y = R @ x): [..., G, M, g] for matrices [..., G, g, g]."""
+    groups, group_size = matrices.shape[-3:-1]
+    by_group = x.view(-1, groups, group_size).transpose(0, 1)
+    return torch.matmul(by_group, matrices.transpose(-1, -2))

@@ -8,7 +8,8 @@ import torch
 
 from paroquant_gfx1201 import rotation
 from paroquant_gfx1201.fit import quantize_rotated
-from paroquant_gfx1201.formats import FormatSpec, Projection
+from paroquant_gfx1201.formats.projection import Projection
+from paroquant_gfx1201.formats.spec import FormatSpec
 
 
 @pytest.fixture(autouse=True)

@@ -15,7 +15,8 @@ from paroquant_gfx1201.build.__main__ import main
 from paroquant_gfx1201.build.gguf import packaged_gguf
 from paroquant_gfx1201.build.output import atomic_directory, sha256
 from paroquant_gfx1201.errors import PluginError
-from paroquant_gfx1201.formats import FormatSpec, Projection
+from paroquant_gfx1201.formats.projection import Projection
+from paroquant_gfx1201.formats.spec import FormatSpec
 from paroquant_gfx1201.formats.checkpoint import quantized_names, read_headers, read_tensors
 
 COMMAND = [sys.executable, "-m", "paroquant_gfx1201.build"]

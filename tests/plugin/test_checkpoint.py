@@ -7,7 +7,7 @@ import pytest
 from safetensors.torch import load_file
 
 from paroquant_gfx1201.errors import PluginError
-from paroquant_gfx1201.formats import FormatSpec
+from paroquant_gfx1201.formats.spec import FormatSpec
 from paroquant_gfx1201.formats.checkpoint import (
     Writer,
     quantized_names,

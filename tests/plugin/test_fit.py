@@ -10,7 +10,7 @@ from paroquant_gfx1201.fit import (
     quantize_rotated,
     relative_output_error,
 )
-from paroquant_gfx1201.formats import FormatSpec
+from paroquant_gfx1201.formats.spec import FormatSpec
 from tests.plugin.conftest import random_projection, relative
 
 SPEC = FormatSpec(4, 64, 8)

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from paroquant_gfx1201.errors import PluginError
-from paroquant_gfx1201.formats import Projection
+from paroquant_gfx1201.formats.projection import Projection
 from tests.plugin.conftest import random_projection
 
 

@@ -19,8 +19,8 @@ BF16_FLOOR = 1.7e-3
 ACTIVATION_ERROR = {
     ("int8", "group"): 8e-3,
     ("int8", "token"): 1.2e-2,
-    ("e4m3", "group"): 2.8e-2,
-    ("e4m3", "token"): 2.8e-2,
+    ("e4m3", "group"): 3.5e-2,
+    ("e4m3", "token"): 3.5e-2,
 }
 """Bounds on the relative output error that quantizing Gaussian activations adds (measured: 6.5e-3,
 8.7e-3, 2.6e-2, 2.6e-2). Dot products do not average relative e4m3 noise down."""

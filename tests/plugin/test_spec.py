@@ -3,7 +3,7 @@
 import pytest
 
 from paroquant_gfx1201.errors import PluginError
-from paroquant_gfx1201.formats import FormatSpec
+from paroquant_gfx1201.formats.spec import FormatSpec
 
 INT4 = {"quant_method": "paroquant", "bits": 4, "group_size": 64, "krot": 8}
 INT5 = {**INT4, "bits": 5, "format": "int5-bitplane"}

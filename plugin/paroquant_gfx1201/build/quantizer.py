@@ -4,9 +4,10 @@ import hashlib
 import os
 import re
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 from paroquant_gfx1201.build.output import MANIFEST, atomic_directory, sha256, write_manifest
@@ -145,6 +146,12 @@ def _write(
         with safe_open(headers[name].file, framework="pt") as shard:
             return shard.get_tensor(name)
 
+    stopping = Event()
+
+    def stop_if_asked() -> None:
+        if stopping.is_set():
+            raise CancelledError
+
     def one(name: str) -> fit.Fitted:
         weight = load(f"{name}.weight")
         bias = load(f"{name}.bias").half() if f"{name}.bias" in headers else None
@@ -152,7 +159,9 @@ def _write(
         gram = grams[name] if grams is not None else torch.eye(inputs)
         seed = recipe.seed + names[name]
         pairs = rotation.greedy_pairs(inputs, spec.group_size, spec.krot, seed)
-        return fit.fit_projection(weight, gram, pairs, spec, recipe.steps, seed, bias)
+        return fit.fit_projection(
+            weight, gram, pairs, spec, recipe.steps, seed, bias, before_step=stop_if_asked
+        )
 
     writer = Writer(directory)
     errors = {}
@@ -160,10 +169,15 @@ def _write(
     with ThreadPoolExecutor(
         max_workers=len(os.sched_getaffinity(0)), initializer=torch.set_num_threads, initargs=(1,)
     ) as pool:
-        for done, (name, fitted) in enumerate(zip(names, pool.map(one, names), strict=True)):
-            writer.add(fitted.projection.to_tensors(name))
-            errors[name] = (fitted.error, fitted.plain_error)
-            report.progress(done + 1, len(names), "quantize")
+        try:
+            for done, (name, fitted) in enumerate(zip(names, pool.map(one, names), strict=True)):
+                writer.add(fitted.projection.to_tensors(name))
+                errors[name] = (fitted.error, fitted.plain_error)
+                report.progress(done + 1, len(names), "quantize")
+        finally:
+            # A signal or a full disk must not wait for every queued projection.
+            stopping.set()
+            pool.shutdown(cancel_futures=True)
     quantized = {f"{name}.{suffix}" for name in names for suffix in ("weight", "bias")}
     for name in headers:
         if name not in quantized:

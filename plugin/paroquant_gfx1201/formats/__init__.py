@@ -1,6 +1,5 @@
-"""On-disk formats: ParoQuant int4 (AWQ words) and int5-bitplane."""
+"""On-disk formats: ParoQuant int4 (AWQ words) and int5-bitplane.
 
-from paroquant_gfx1201.formats.projection import Projection
-from paroquant_gfx1201.formats.spec import FormatSpec
-
-__all__ = ["FormatSpec", "Projection"]
+``spec`` and ``checkpoint`` read configs and headers without torch; ``packing`` and ``projection``
+need it.
+"""

@@ -16,7 +16,8 @@ from vllm.model_executor.utils import set_weight_attrs
 
 from paroquant_gfx1201 import attest, reference
 from paroquant_gfx1201.errors import PluginError
-from paroquant_gfx1201.formats import FormatSpec, Projection
+from paroquant_gfx1201.formats.projection import Projection
+from paroquant_gfx1201.formats.spec import FormatSpec
 from paroquant_gfx1201.vllm_glue import log, op
 
 PATH = "cpu_reference"
@@ -150,15 +151,15 @@ class ParoQuantLinearMethod(LinearMethodBase):
         sizes = layer.paroquant_partitions
         stored = {name: getattr(layer, name).data for name in self.spec.tensor_names}
         runs = rotation_runs(stored["theta"], stored["pairs"], stored["channel_scales"])
-        rotations, weights, column = [], [], 0
+        prepared, column = [], 0
         for first, end in runs:
             width = sum(sizes[first:end])
-            prepared = reference.prepare(self._projection(stored, first, column, width))
-            rotations.append(prepared.rotation)
-            weights.append(prepared.weight)
+            prepared.append(reference.prepare(self._projection(stored, first, column, width)))
             column += width
-        layer.paroquant_rotations = torch.stack(rotations)
-        layer.paroquant_weights = weights
+        layer.paroquant_rotations = torch.stack([part.rotation for part in prepared])
+        layer.paroquant_weights = [part.weight for part in prepared]
+        layer.paroquant_codes = [part.codes for part in prepared]
+        layer.paroquant_scales = [part.scales for part in prepared]
         inputs = stored["qweight"].shape[0]
         for name in self.spec.tensor_names:
             delattr(layer, name)
@@ -199,6 +200,10 @@ class ParoQuantLinearMethod(LinearMethodBase):
     ) -> torch.Tensor:
         """y [..., N] of x [..., K], in x's dtype."""
         y = torch.ops.vllm.paroquant_gfx1201_linear(
-            x, layer.paroquant_rotations, layer.paroquant_weights
+            x,
+            layer.paroquant_rotations,
+            layer.paroquant_weights,
+            layer.paroquant_codes,
+            layer.paroquant_scales,
         )
         return y if bias is None else y + bias
