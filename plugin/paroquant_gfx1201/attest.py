@@ -82,9 +82,7 @@ class Attestation:
             "mode": self.mode,
             "layers": [asdict(layer) for layer in self.layers.values()],
             "counts": {"ours": len(self.layers), "unquantized": len(self.unquantized)},
-            "unquantized": [
-                {"name": name, "kind": kind} for name, kind in self.unquantized.items()
-            ],
+            "unquantized": [{"name": name, "kind": kind} for name, kind in self.unquantized.items()],
         }
 
     def write(self, environment: Mapping[str, str]) -> Path | None:
@@ -97,7 +95,7 @@ class Attestation:
         # The dot keeps a half-written file out of the reader's attest-*.json pattern.
         partial = directory / f".attest-{os.getpid()}.partial"
         partial.write_text(json.dumps(self.document(environment), indent=1) + "\n")
-        os.replace(partial, path)
+        partial.replace(path)
         return path
 
 

@@ -32,9 +32,7 @@ def input_grams(
     # A character count that is certain to hold MAX_TOKENS keeps the tokenizer off a whole corpus.
     tokens = tokenizer(text[: MAX_TOKENS * 16], return_tensors="pt").input_ids[0][:MAX_TOKENS]
     if len(tokens) < MIN_TOKENS:
-        raise PluginError(
-            f"the calibration text has {len(tokens)} tokens, at least {MIN_TOKENS} are needed"
-        )
+        raise PluginError(f"the calibration text has {len(tokens)} tokens, at least {MIN_TOKENS} are needed")
     model = AutoModelForCausalLM.from_pretrained(model_directory, dtype=torch.bfloat16).eval()
     modules = dict(model.named_modules())
     missing = [name for name in names if not isinstance(modules.get(name), torch.nn.Linear)]

@@ -43,11 +43,8 @@ def _output_error(difference: torch.Tensor, gram: torch.Tensor) -> torch.Tensor:
     return surrogate - surrogate.detach() + value
 
 
-def _effective(
-    weight: torch.Tensor, matrices: torch.Tensor, log_scale: torch.Tensor, levels: int
-) -> torch.Tensor:
+def _effective(weight: torch.Tensor, matrices: torch.Tensor, log_scale: torch.Tensor, levels: int) -> torch.Tensor:
     """W [n, K] quantized in the rotated domain and brought back: [n, K]."""
-    groups, group_size, _ = matrices.shape
     rotated = rotation.rotate_groups(weight * torch.exp(-log_scale), matrices)
     back = torch.bmm(fake_quantize(rotated, levels), matrices)
     return back.transpose(0, 1).reshape(weight.shape) * torch.exp(log_scale)
@@ -66,9 +63,7 @@ def _optimize(
     log_scale = torch.zeros(weight.shape[1], requires_grad=True)
     best = (float("inf"), theta.detach().clone(), log_scale.detach().clone())
     optimizer = torch.optim.Adam([theta, log_scale], lr=LEARNING_RATE, betas=(0.9, 0.95))
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(
-        optimizer, max(steps, 1), eta_min=LEARNING_RATE / 20
-    )
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, max(steps, 1), eta_min=LEARNING_RATE / 20)
     for step in range(steps + 1):
         before_step()
         matrices = rotation.block_matrices(theta.cos(), theta.sin(), pairs, spec.group_size)
@@ -115,9 +110,7 @@ def quantize_rotated(
     cos, sin = rotation.cosines(theta)
     matrices = rotation.block_matrices(cos, sin, pairs, spec.group_size)
     rotated = rotation.rotate_groups(weight / channel_scales.float(), matrices)
-    codes, zeros, scales = quantize(
-        rotated.transpose(0, 1).flatten(1), spec.levels, spec.group_size
-    )
+    codes, zeros, scales = quantize(rotated.transpose(0, 1).flatten(1), spec.levels, spec.group_size)
     return Projection(spec, codes, zeros, scales, theta, pairs, channel_scales, bias)
 
 
@@ -141,9 +134,7 @@ def fit_projection(
     gram = gram + torch.eye(inputs) * (0.01 * gram.diagonal().mean())
     rows = torch.randperm(len(weight), generator=torch.Generator().manual_seed(seed))
     theta, log_scale = _optimize(weight[rows[:ROWS_PER_STEP]], gram, pairs, spec, steps, before_step)
-    fitted = quantize_rotated(
-        weight, theta.half(), log_scale.exp().half().unsqueeze(0), pairs, spec, bias
-    )
+    fitted = quantize_rotated(weight, theta.half(), log_scale.exp().half().unsqueeze(0), pairs, spec, bias)
     plain = fake_quantize(weight.unflatten(1, (-1, spec.group_size)), spec.levels).flatten(1)
     return Fitted(
         fitted,

@@ -44,13 +44,9 @@ class Mode:
         int8, per_group = on["RADIANCE_PQ_I8"], on["RADIANCE_PQ_PG"]
         per_token, epilogue = on["RADIANCE_PQ_PTOK"], on["RADIANCE_PQ_ZPE"]
         if per_group and not int8:
-            raise PluginError(
-                "RADIANCE_PQ_PG=1 needs RADIANCE_PQ_I8=1: the tiled per-group band is int8 only"
-            )
+            raise PluginError("RADIANCE_PQ_PG=1 needs RADIANCE_PQ_I8=1: the tiled per-group band is int8 only")
         if epilogue and not on["RADIANCE_PQ_ATILED"]:
-            raise PluginError(
-                "RADIANCE_PQ_ZPE=1 needs RADIANCE_PQ_ATILED=1: only the tiled band has an epilogue"
-            )
+            raise PluginError("RADIANCE_PQ_ZPE=1 needs RADIANCE_PQ_ATILED=1: only the tiled band has an epilogue")
         if epilogue and not (per_group or per_token):
             raise PluginError(
                 "RADIANCE_PQ_ZPE=1 needs RADIANCE_PQ_PG=1 or RADIANCE_PQ_PTOK=1: "

@@ -11,9 +11,7 @@ SCALE_MIN = 1e-5
 SCALE_MAX = float(torch.finfo(torch.float16).max)
 
 
-def quantize(
-    weight: torch.Tensor, levels: int, group_size: int
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def quantize(weight: torch.Tensor, levels: int, group_size: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Quantize weight f32 [N, K] in the rotated domain.
 
     Returns codes uint8 [K, N], zeros uint8 [G, N] and scales f16 [G, N]. The scale is rounded to

@@ -34,9 +34,7 @@ class Activations:
 
     def of(self, rotation_index: int) -> "Activations":
         """Those of one rotation, without the leading dimension."""
-        return Activations(
-            self.codes[rotation_index], self.scales[rotation_index], self.row_sums[rotation_index]
-        )
+        return Activations(self.codes[rotation_index], self.scales[rotation_index], self.row_sums[rotation_index])
 
 
 def quantize_activations(rotated: torch.Tensor, band: Band) -> Activations:

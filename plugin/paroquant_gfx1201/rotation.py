@@ -12,9 +12,7 @@ import numpy as np
 import torch
 
 
-def _group_matchings(
-    group_size: int, krot: int, generator: np.random.Generator
-) -> list[list[tuple[int, int]]]:
+def _group_matchings(group_size: int, krot: int, generator: np.random.Generator) -> list[list[tuple[int, int]]]:
     """krot disjoint perfect matchings of 0..g-1, greedy over a shuffled list of all i < j."""
     first, second = np.triu_indices(group_size, k=1)
     remaining = list(zip(first.tolist(), second.tolist(), strict=True))
@@ -64,9 +62,7 @@ def cosines(theta: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return angle.cos().half().float(), angle.sin().half().float()
 
 
-def block_matrices(
-    cos: torch.Tensor, sin: torch.Tensor, pairs: torch.Tensor, group_size: int
-) -> torch.Tensor:
+def block_matrices(cos: torch.Tensor, sin: torch.Tensor, pairs: torch.Tensor, group_size: int) -> torch.Tensor:
     """The krot rotations of each group multiplied together: [G, g, g] with y = R @ x.
 
     cos, sin [krot, K/2] of any float dtype (differentiable), pairs integer [krot, K].
@@ -89,9 +85,7 @@ def block_matrices(
     return product
 
 
-def rotate(
-    x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, pairs: torch.Tensor, group_size: int
-) -> torch.Tensor:
+def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, pairs: torch.Tensor, group_size: int) -> torch.Tensor:
     """Apply the rotations to x [..., K] one after the other, as the formula is written."""
     krot, inputs = pairs.shape
     base = torch.arange(inputs // group_size).repeat_interleave(group_size) * group_size

@@ -13,9 +13,7 @@ import paroquant_gfx1201
 from paroquant_gfx1201 import attest
 from paroquant_gfx1201.errors import PluginError
 
-LAYER = attest.LayerRecord(
-    "model.layers.0.mlp.down_proj", "cpu_reference", 5, "int5-bitplane", 64, 8, [576], 1536, 576
-)
+LAYER = attest.LayerRecord("model.layers.0.mlp.down_proj", "cpu_reference", 5, "int5-bitplane", 64, 8, [576], 1536, 576)
 
 
 def environment(directory: Path) -> dict[str, str]:

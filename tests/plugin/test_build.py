@@ -15,9 +15,9 @@ from paroquant_gfx1201.build.__main__ import main
 from paroquant_gfx1201.build.gguf import packaged_gguf
 from paroquant_gfx1201.build.output import atomic_directory, sha256
 from paroquant_gfx1201.errors import PluginError
+from paroquant_gfx1201.formats.checkpoint import quantized_names, read_headers, read_tensors
 from paroquant_gfx1201.formats.projection import Projection
 from paroquant_gfx1201.formats.spec import FormatSpec
-from paroquant_gfx1201.formats.checkpoint import quantized_names, read_headers, read_tensors
 
 COMMAND = [sys.executable, "-m", "paroquant_gfx1201.build"]
 
@@ -63,9 +63,7 @@ def test_a_quantized_model_is_complete_and_reads_back(
     manifest = json.loads((out / "manifest.json").read_text())
     assert manifest["recipe"]["steps"] == 2
     assert manifest["recipe"]["calibration_sha256"] == sha256(calibration)
-    assert manifest["source"]["files"] == {
-        "model.safetensors": sha256(tiny_model / "model.safetensors")
-    }
+    assert manifest["source"]["files"] == {"model.safetensors": sha256(tiny_model / "model.safetensors")}
     for name, file in manifest["files"].items():
         assert sha256(out / name) == file["sha256"]
         assert (out / name).stat().st_mode & 0o777 == 0o644
@@ -75,9 +73,7 @@ def test_a_quantized_model_is_complete_and_reads_back(
 def test_the_same_recipe_gives_the_same_bytes(tiny_model: Path, tmp_path: Path) -> None:
     for name in ("a", "b"):
         assert main(quantize(tiny_model, tmp_path / name, "--steps", "1")) == 0
-    assert sha256(tmp_path / "a" / "model.safetensors") == sha256(
-        tmp_path / "b" / "model.safetensors"
-    )
+    assert sha256(tmp_path / "a" / "model.safetensors") == sha256(tmp_path / "b" / "model.safetensors")
 
 
 def refusal(arguments: list[str], capsys) -> str:
@@ -94,18 +90,14 @@ def test_a_missing_model_is_named(tmp_path: Path, capsys) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_a_width_the_group_size_does_not_divide_is_named(
-    tiny_model: Path, tmp_path: Path, capsys
-) -> None:
+def test_a_width_the_group_size_does_not_divide_is_named(tiny_model: Path, tmp_path: Path, capsys) -> None:
     arguments = quantize(tiny_model, tmp_path / "out")
     arguments[arguments.index("64")] = "128"
     line = refusal(arguments, capsys)
     assert "mlp.down_proj.weight: K=192 is not a multiple of group size 128" in line
 
 
-def test_a_model_that_is_quantized_already_is_refused(
-    tiny_model: Path, tmp_path: Path, capsys
-) -> None:
+def test_a_model_that_is_quantized_already_is_refused(tiny_model: Path, tmp_path: Path, capsys) -> None:
     assert main(quantize(tiny_model, tmp_path / "out", "--steps", "0")) == 0
     capsys.readouterr()
     line = refusal(quantize(tmp_path / "out", tmp_path / "again"), capsys)
@@ -117,9 +109,7 @@ def test_an_existing_output_is_left_alone(tiny_model: Path, tmp_path: Path, caps
     assert "exists already" in refusal(quantize(tiny_model, tmp_path / "out"), capsys)
 
 
-def test_a_calibration_text_that_is_too_short_is_refused(
-    tiny_model: Path, tmp_path: Path, capsys
-) -> None:
+def test_a_calibration_text_that_is_too_short_is_refused(tiny_model: Path, tmp_path: Path, capsys) -> None:
     (tmp_path / "short.txt").write_text("too short")
     more = ("--calibration", str(tmp_path / "short.txt"))
     assert "at least 512 are needed" in refusal(quantize(tiny_model, tmp_path / "o", *more), capsys)
@@ -135,9 +125,7 @@ def test_a_gguf_with_another_hash_is_refused(tmp_path: Path, capsys) -> None:
 
 def test_a_file_that_is_no_gguf_is_refused_and_leaves_nothing(tmp_path: Path, capsys) -> None:
     (tmp_path / "x.gguf").write_bytes(b"GGUF" + b"\0" * 100)
-    line = refusal(
-        ["from-gguf", "--out", str(tmp_path / "o"), "--gguf", str(tmp_path / "x.gguf")], capsys
-    )
+    line = refusal(["from-gguf", "--out", str(tmp_path / "o"), "--gguf", str(tmp_path / "x.gguf")], capsys)
     assert "x.gguf is not a GGUF model" in line
     assert [path.name for path in tmp_path.iterdir()] == ["x.gguf"]
 
@@ -163,18 +151,22 @@ def test_a_disk_that_refuses_writes_leaves_nothing(tiny_model: Path, tmp_path: P
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
-def test_a_killed_build_leaves_nothing_at_the_final_path(
-    number: int, tiny_model: Path, tmp_path: Path
+def test_a_build_killed_in_the_middle_of_its_fit_leaves_nothing_at_the_final_path(
+    number: int, tiny_model: Path, calibration: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
-    command = [*COMMAND, *quantize(tiny_model, out, "--steps", "100000")]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as build:
-        deadline = time.monotonic() + 60
-        while not list(tmp_path.iterdir()) and time.monotonic() < deadline:
-            time.sleep(0.05)
+    more = ("--steps", "1000000", "--calibration", str(calibration))
+    command = [*COMMAND, *quantize(tiny_model, out, *more)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as build:
+        for line in build.stdout:
+            event = json.loads(line)
+            if event["what"] == "calibrate" and event["done"] == event["total"]:
+                break
+        time.sleep(0.3)
+        assert build.poll() is None
         assert [path.name for path in tmp_path.iterdir()] == [f".out.partial-{build.pid}"]
         build.send_signal(number)
-        assert build.wait(60) != 0
+        assert build.wait(20) != 0
     assert not out.exists()
     if number != signal.SIGKILL:
         assert not list(tmp_path.iterdir())

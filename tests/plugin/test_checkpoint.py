@@ -7,7 +7,6 @@ import pytest
 from safetensors.torch import load_file
 
 from paroquant_gfx1201.errors import PluginError
-from paroquant_gfx1201.formats.spec import FormatSpec
 from paroquant_gfx1201.formats.checkpoint import (
     Writer,
     quantized_names,
@@ -15,6 +14,7 @@ from paroquant_gfx1201.formats.checkpoint import (
     read_headers,
     read_tensors,
 )
+from paroquant_gfx1201.formats.spec import FormatSpec
 from tests.plugin.conftest import random_projection
 
 
@@ -36,14 +36,10 @@ def test_one_shard_is_a_single_file(tiny_model: Path, tmp_path: Path) -> None:
     assert not list((tmp_path / "out").glob("*.index.json"))
 
 
-def test_several_shards_have_an_index_that_names_every_tensor(
-    tiny_model: Path, tmp_path: Path
-) -> None:
+def test_several_shards_have_an_index_that_names_every_tensor(tiny_model: Path, tmp_path: Path) -> None:
     expected = write(tiny_model, tmp_path / "out", 20_000)
     index = json.loads((tmp_path / "out" / "model.safetensors.index.json").read_text())
-    assert sorted(set(index["weight_map"].values())) == [
-        f"model-0000{n}-of-00003.safetensors" for n in (1, 2, 3)
-    ]
+    assert sorted(set(index["weight_map"].values())) == [f"model-0000{n}-of-00003.safetensors" for n in (1, 2, 3)]
     for name, file in index["weight_map"].items():
         assert name in load_file(tmp_path / "out" / file)
     assert index["metadata"]["total_size"] == sum(t.nbytes for t in expected.values())
@@ -52,9 +48,7 @@ def test_several_shards_have_an_index_that_names_every_tensor(
     assert dict(read_tensors(headers)).keys() == expected.keys()
 
 
-def test_config_carries_the_quantization_and_the_tokenizer_comes_along(
-    tiny_model: Path, tmp_path: Path
-) -> None:
+def test_config_carries_the_quantization_and_the_tokenizer_comes_along(tiny_model: Path, tmp_path: Path) -> None:
     write(tiny_model, tmp_path / "out", 10**9)
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert config["quantization_config"] == FormatSpec(5, 64, 8).to_config()
@@ -77,5 +71,5 @@ def test_a_damaged_file_is_named(content: bytes, tmp_path: Path) -> None:
 
 
 def test_a_directory_without_weights_is_named(tmp_path: Path) -> None:
-    with pytest.raises(PluginError, match="holds no .safetensors file"):
+    with pytest.raises(PluginError, match=r"holds no \.safetensors file"):
         read_headers(tmp_path)

@@ -34,9 +34,7 @@ def test_the_prefill_band_is_what_the_knobs_say(environment: dict, prefill: Band
     limit=st.integers(1, 4096),
     tokens=st.integers(1, 8192),
 )
-def test_the_decode_band_is_per_group_in_loop_up_to_its_limit(
-    environment: dict, limit: int, tokens: int
-) -> None:
+def test_the_decode_band_is_per_group_in_loop_up_to_its_limit(environment: dict, limit: int, tokens: int) -> None:
     mode = Mode.from_environment({**environment, "RADIANCE_PQ_DECODE_MAX_M": str(limit)})
     if tokens <= limit:
         assert mode.band(tokens) == Band(mode.element, "group", "loop")

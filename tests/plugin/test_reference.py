@@ -22,14 +22,12 @@ ACTIVATION_ERROR = {
     ("e4m3", "group"): 3.5e-2,
     ("e4m3", "token"): 3.5e-2,
 }
-"""Bounds on the relative output error that quantizing Gaussian activations adds (measured: 6.5e-3,
-8.7e-3, 2.6e-2, 2.6e-2). Dot products do not average relative e4m3 noise down."""
+"""Bounds on the relative output error that quantizing Gaussian activations adds (measured: 7.2e-3,
+9.5e-3, 3.0e-2, 3.1e-2). Dot products do not average relative e4m3 noise down."""
 
 BANDS = [
     Band(element, granularity, zero_point)
-    for (element, granularity), zero_point in itertools.product(
-        ACTIVATION_ERROR, ("loop", "epilogue")
-    )
+    for (element, granularity), zero_point in itertools.product(ACTIVATION_ERROR, ("loop", "epilogue"))
 ]
 
 
@@ -63,13 +61,37 @@ def test_the_activation_error_of_each_mode_is_bounded(bits: int, band: Band) -> 
     assert bound / 2 < error < bound
 
 
+@pytest.mark.parametrize("bits", [4, 5])
+@pytest.mark.parametrize("band", [band for band in BANDS if band.element == "int8"], ids=str)
+@pytest.mark.parametrize("tokens", [1, 64, reference.TILE_ROWS + 1])
+def test_int32_dots_give_what_the_f32_product_gives(bits: int, band: Band, tokens: int) -> None:
+    prepared = reference.prepare(random_projection(bits))
+    rotated = rotation.rotate_groups(inputs(tokens, 192).float(), prepared.rotation)
+    activations = reference.quantize_activations(rotated, band)
+    by_integer = reference.multiply_int8(activations, prepared.codes, prepared.scales, prepared.weight[192:], band)
+    assert relative(by_integer, reference.multiply(activations, prepared.weight, band)) < 1e-6
+
+
+def test_several_rotations_quantize_as_each_alone() -> None:
+    first, second = (reference.prepare(random_projection(4, seed=seed)) for seed in (0, 1))
+    x = inputs(70, 192).float()
+    matrices = torch.stack([first.rotation, second.rotation])
+    for band in BANDS:
+        both = reference.quantize_activations(rotation.rotate_groups(x, matrices), band)
+        for index, prepared in enumerate((first, second)):
+            alone = reference.quantize_activations(rotation.rotate_groups(x, prepared.rotation), band)
+            together = both.of(index)
+            assert torch.equal(together.codes, alone.codes)
+            assert torch.equal(together.scales, alone.scales)
+            assert torch.equal(together.row_sums, alone.row_sums)
+
+
 def test_int8_per_group_is_the_finest_mode() -> None:
     projection = random_projection(5, inputs=576)
     exact = reference.exact(inputs(), projection)
     prepared = reference.prepare(projection)
     error = {
-        kind: relative(reference.linear(inputs(), prepared, Band(*kind, "loop")), exact)
-        for kind in ACTIVATION_ERROR
+        kind: relative(reference.linear(inputs(), prepared, Band(*kind, "loop")), exact) for kind in ACTIVATION_ERROR
     }
     assert min(error, key=error.get) == ("int8", "group")
     assert error["int8", "group"] < error["int8", "token"]
@@ -90,9 +112,7 @@ def test_the_correction_is_the_written_sum() -> None:
     x = inputs(3, 128)
     for zero_point in ("loop", "epilogue"):
         band = Band("int8", "group", zero_point)
-        quantized = reference.quantize_activations(
-            rotation.rotate_groups(x.float(), prepared.rotation), band
-        )
+        quantized = reference.quantize_activations(rotation.rotate_groups(x.float(), prepared.rotation), band)
         expected = np.zeros((3, 32))
         for m, n, g in itertools.product(range(3), range(32), range(2)):
             a = quantized.codes[g, m].double().numpy()
@@ -119,17 +139,13 @@ def test_int8_codes_are_the_nearest_integers(values: np.ndarray) -> None:
     scale = peak / np.float32(127)
     safe = np.where(scale > 0, scale, np.float32(1))
     np.testing.assert_array_equal(quantized.scales.numpy(), scale)
-    np.testing.assert_array_equal(
-        quantized.codes.numpy(), np.clip(np.rint(values / safe), -127, 127)
-    )
+    np.testing.assert_array_equal(quantized.codes.numpy(), np.clip(np.rint(values / safe), -127, 127))
     np.testing.assert_array_equal(quantized.row_sums.numpy(), quantized.codes.sum(2).numpy())
 
 
 @given(ROWS)
 def test_e4m3_codes_are_the_nearest_of_all_254_finite_values(values: np.ndarray) -> None:
-    quantized = reference.quantize_activations(
-        torch.from_numpy(values.copy()), Band("e4m3", "group", "loop")
-    )
+    quantized = reference.quantize_activations(torch.from_numpy(values.copy()), Band("e4m3", "group", "loop"))
     grid = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
     grid = grid[torch.isfinite(grid)]
     safe = torch.where(quantized.scales > 0, quantized.scales, 1.0)

@@ -11,9 +11,7 @@ from tests.plugin.conftest import random_projection, relative
 
 @settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 10_000), group_size=st.sampled_from([64, 128]))
-def test_every_rotation_is_a_perfect_matching_and_no_pair_returns(
-    seed: int, group_size: int
-) -> None:
+def test_every_rotation_is_a_perfect_matching_and_no_pair_returns(seed: int, group_size: int) -> None:
     pairs = rotation.greedy_pairs(group_size, group_size, 8, seed)
     seen = set()
     for row in pairs.tolist():

@@ -59,8 +59,6 @@ def test_shapes_are_those_of_the_format_document() -> None:
         (FormatSpec(5, 64, 8), 576, 40, "N=40"),
     ],
 )
-def test_a_shape_the_format_cannot_hold_is_refused(
-    spec: FormatSpec, inputs: int, outputs: int, named: str
-) -> None:
+def test_a_shape_the_format_cannot_hold_is_refused(spec: FormatSpec, inputs: int, outputs: int, named: str) -> None:
     with pytest.raises(PluginError, match=named):
         spec.shapes(inputs, outputs)

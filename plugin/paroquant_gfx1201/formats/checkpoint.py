@@ -37,10 +37,7 @@ def read_header(file: Path) -> dict[str, Entry]:
                 raise ValueError(f"header of {size} bytes")
             header = json.loads(stream.read(size))
         header.pop("__metadata__", None)
-        return {
-            name: Entry(entry["dtype"], tuple(entry["shape"]), file)
-            for name, entry in header.items()
-        }
+        return {name: Entry(entry["dtype"], tuple(entry["shape"]), file) for name, entry in header.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise PluginError(f"{file} is not a readable safetensors file: {error}") from None
 

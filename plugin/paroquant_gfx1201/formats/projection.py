@@ -64,9 +64,7 @@ class Projection:
         return {f"{name}.{suffix}": tensor.contiguous() for suffix, tensor in tensors.items()}
 
     @classmethod
-    def from_tensors(
-        cls, name: str, tensors: Mapping[str, torch.Tensor], spec: FormatSpec
-    ) -> "Projection":
+    def from_tensors(cls, name: str, tensors: Mapping[str, torch.Tensor], spec: FormatSpec) -> "Projection":
         """Unpack the tensors of projection ``name``, checking each one.
 
         Raises PluginError naming the tensor that is missing, has another shape or dtype, or holds
@@ -113,6 +111,4 @@ def check_pairs(name: str, pairs: torch.Tensor, group_size: int) -> None:
     wrong = (ordered != torch.arange(group_size, dtype=pairs.dtype)).any(-1)
     if wrong.any():
         rotation, group = wrong.nonzero()[0].tolist()
-        raise PluginError(
-            f"{name}: rotation {rotation}, group {group} is not a permutation of 0..{group_size - 1}"
-        )
+        raise PluginError(f"{name}: rotation {rotation}, group {group} is not a permutation of 0..{group_size - 1}")

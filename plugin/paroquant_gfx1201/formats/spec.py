@@ -76,15 +76,13 @@ class FormatSpec:
         """
         if config.get("quant_method") != METHOD:
             raise PluginError(
-                f"quantization_config: quant_method is {config.get('quant_method')!r}, "
-                f"expected {METHOD!r}"
+                f"quantization_config: quant_method is {config.get('quant_method')!r}, expected {METHOD!r}"
             )
         spec = cls(_integer(config, "bits"), _integer(config, "group_size"), _integer(config, "krot"))
         declared = config.get("format", "awq")
         if declared != spec.format:
             raise PluginError(
-                f"quantization_config: format={declared!r} does not go with bits={spec.bits}, "
-                f"expected {spec.format!r}"
+                f"quantization_config: format={declared!r} does not go with bits={spec.bits}, expected {spec.format!r}"
             )
         return spec
 

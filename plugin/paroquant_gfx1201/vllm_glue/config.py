@@ -80,9 +80,7 @@ class ParoQuantConfig(QuantizationConfig):
         """From config.json's ``quantization_config``; raises PluginError naming the wrong key."""
         return cls(FormatSpec.from_config(config))
 
-    def maybe_update_config(
-        self, model_name: str, hf_config: Any = None, revision: str | None = None
-    ) -> None:
+    def maybe_update_config(self, model_name: str, hf_config: Any = None, revision: str | None = None) -> None:
         """Read which projections have a qweight. Raises PluginError if none has."""
         self.quantized = quantized_names(read_headers(local_directory(model_name, revision)))
         if not self.quantized:
@@ -116,7 +114,5 @@ class ParoQuantConfig(QuantizationConfig):
         if kind in ("FusedMoE", "RoutedExperts"):
             raise PluginError(f"{prefix}: mixture-of-experts layers are not supported")
         if kind in ("ParallelLMHead", "VocabParallelEmbedding"):
-            attest.process.unquantized[prefix] = (
-                "lm_head" if kind == "ParallelLMHead" else "embedding"
-            )
+            attest.process.unquantized[prefix] = "lm_head" if kind == "ParallelLMHead" else "embedding"
         return None

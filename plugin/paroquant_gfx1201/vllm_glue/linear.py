@@ -13,6 +13,7 @@ from vllm.model_executor.layers.linear import (
 )
 from vllm.model_executor.parameter import GroupQuantScaleParameter, PackedvLLMParameter
 from vllm.model_executor.utils import set_weight_attrs
+from vllm.platforms import current_platform
 
 from paroquant_gfx1201 import attest, reference
 from paroquant_gfx1201.errors import PluginError
@@ -60,18 +61,14 @@ def rotation_loader(layer: torch.nn.Module, sharded: bool) -> Callable[..., None
     return load
 
 
-def rotation_runs(
-    theta: torch.Tensor, pairs: torch.Tensor, channel_scales: torch.Tensor
-) -> list[tuple[int, int]]:
+def rotation_runs(theta: torch.Tensor, pairs: torch.Tensor, channel_scales: torch.Tensor) -> list[tuple[int, int]]:
     """Half-open ranges of adjacent partitions that share one rotation.
 
     A projection split by vLLM (q, k, v, z of a fused in_proj) is rotated once, not per part.
     """
     runs = [(0, 1)]
     for part in range(1, len(theta)):
-        same = all(
-            torch.equal(tensor[part], tensor[part - 1]) for tensor in (theta, pairs, channel_scales)
-        )
+        same = all(torch.equal(tensor[part], tensor[part - 1]) for tensor in (theta, pairs, channel_scales))
         start, _ = runs[-1]
         runs[-1:] = [(start, part + 1)] if same else [runs[-1], (part, part + 1)]
     return runs
@@ -82,6 +79,8 @@ class ParoQuantLinearMethod(LinearMethodBase):
     """One linear layer of a ParoQuant checkpoint, possibly merged from several projections."""
 
     def __init__(self, spec: FormatSpec, prefix: str) -> None:
+        if not current_platform.is_cpu():
+            raise PluginError("this version has no kernel for this device, only the CPU path")
         self.spec = spec
         self.prefix = prefix
         op.register()
@@ -180,9 +179,7 @@ class ParoQuantLinearMethod(LinearMethodBase):
             others = sum(kind == "linear" for kind in attest.process.unquantized.values())
             log(f"linear layers: {ours}/{ours + others} on our kernel")
 
-    def _projection(
-        self, stored: dict[str, torch.Tensor], part: int, column: int, width: int
-    ) -> Projection:
+    def _projection(self, stored: dict[str, torch.Tensor], part: int, column: int, width: int) -> Projection:
         """Columns column..column+width of the merged tensors, with partition ``part``'s rotation."""
         per_word = {"qweight": 8, "qzeros": 8, "qweight_hi": 32, "qzeros_hi": 32, "scales": 1}
         tensors = {}
@@ -195,9 +192,7 @@ class ParoQuantLinearMethod(LinearMethodBase):
             tensors[f"{self.prefix}.{name}"] = tensor
         return Projection.from_tensors(self.prefix, tensors, self.spec)
 
-    def apply(
-        self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None
-    ) -> torch.Tensor:
+    def apply(self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """y [..., N] of x [..., K], in x's dtype."""
         y = torch.ops.vllm.paroquant_gfx1201_linear(
             x,

@@ -47,9 +47,7 @@ def linear(
         part = activations.of(index)
         if by_integer:
             zero_weight = weight[rows.shape[1] :]
-            outputs.append(
-                reference.multiply_int8(part, codes[index], scales[index], zero_weight, band)
-            )
+            outputs.append(reference.multiply_int8(part, codes[index], scales[index], zero_weight, band))
         else:
             outputs.append(reference.multiply(part, weight, band))
     y = outputs[0] if len(outputs) == 1 else torch.cat(outputs, 1)
