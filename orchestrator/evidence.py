@@ -27,6 +27,7 @@ _HINTS: tuple[tuple[str, str], ...] = (
         "the KV cache is too small for max-model-len: raise VLLM_CPU_KVCACHE_SPACE or lower max-model-len",
     ),
     (r"Model architectures? .* (?:is|are) not supported", "this vLLM does not know the model's architecture"),
+    (r"PluginError: |Value error, .*(?:paroquant|RADIANCE_)", "the plugin refused the model or a knob"),
     (r"unrecognized arguments|invalid choice", "this vLLM does not know a flag of box.serve or variant.serve"),
     (r"Python\.h: No such file|fatal error: Python", "the compiler needs Python's headers: install python3-dev"),
     (r"InvalidCxxCompiler|No working C\+\+ compiler", "torch.compile needs a C++ compiler: install g++"),

@@ -142,6 +142,10 @@ RULES: tuple[tuple[Rule, str], ...] = (
         "RADIANCE_PQ_ZPE=1 exists in the tiled prefill band only; set RADIANCE_PQ_ATILED=1",
     ),
     (
+        lambda k, v, n: k["RADIANCE_PQ_ZPE"] == "1" and "1" not in (k["RADIANCE_PQ_PG"], k["RADIANCE_PQ_PTOK"]),
+        "RADIANCE_PQ_ZPE=1 needs a tiled band: RADIANCE_PQ_PTOK=1, or int8 activations with RADIANCE_PQ_PG=1",
+    ),
+    (
         lambda k, v, n: int(k["RADIANCE_PQ_DECODE_MAX_M"]) < _decode_rows(v, n),
         "RADIANCE_PQ_DECODE_MAX_M={RADIANCE_PQ_DECODE_MAX_M} must cover max-num-seqs x (SPEC+1) = {rows} rows",
     ),

@@ -100,8 +100,12 @@ def _build(
             return False
         if target.exists():
             raise UsageError(f"{target} exists but is not what this recipe makes; move it away or remove it")
-        building = target.with_name(f"{target.name}.building")
-        shutil.rmtree(building, ignore_errors=True)
+        building = target.with_name(f".{target.name}.building-{os.getpid()}")
+        for stale in (
+            *target.parent.glob(f".{target.name}.building-*"),
+            *target.parent.glob(f"..{target.name}.building-*"),
+        ):
+            shutil.rmtree(stale, ignore_errors=True)  # of a preparation that was killed; the lock is ours
         try:
             with progress.stage(label, expected_s) as stage:
                 _run_builder([python, "-m", "paroquant_gfx1201.build", *arguments, "--out", str(building)], stage)
