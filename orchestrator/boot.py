@@ -100,13 +100,21 @@ def _wait_ready(plan: ServePlan, server: ProcessServer, name: str, log_path: Pat
             line = f"the server of variant {plan.variant} {reason}" + (f": {cause}" if cause else "")
             raise BootError(f"{line}; its log: {log_path}", evidence.last_useful_lines(log), log_path)
         if _get(f"{base}/health") is not None and evidence.kv_tokens(_read(log_path)) is not None:
-            models = json.loads(_get(f"{base}/v1/models") or '{"data": []}')["data"]
-            ours = [model for model in models if model["id"] == name]
-            if ours:
-                return int(ours[0]["max_model_len"])
-            served = ", ".join(model["id"] for model in models)
-            raise BootError(f"{base} answers for {served or 'no model'}, not for this boot; end that server first")
+            windows = _windows(_get(f"{base}/v1/models"))
+            if name in windows:
+                return windows[name]
+            raise BootError(
+                f"{base} answers for {', '.join(windows) or 'no model'}, not for this boot; end that server first"
+            )
         time.sleep(POLL_S)
+
+
+def _windows(body: bytes | None) -> dict[str, int]:
+    """Served name -> window in tokens from /v1/models; empty for an answer that is none of vLLM's."""
+    try:
+        return {model["id"]: int(model["max_model_len"]) for model in json.loads(body or b"{}")["data"]}
+    except (ValueError, KeyError, TypeError):
+        return {}
 
 
 def _inspect(plan: ServePlan, boot: Boot, server: ProcessServer, directory: Path) -> Boot:
