@@ -23,6 +23,33 @@ ATTEST_VARIABLE = "RADIANCE_ATTEST_DIR"
 
 
 @dataclass(frozen=True)
+class Mount:
+    """A directory of this machine inside the container."""
+
+    source: str
+    target: str
+    read_only: bool
+
+
+@dataclass(frozen=True)
+class Container:
+    """What a container engine is asked for, beside argv and env. `image_id` is what `image` resolved to."""
+
+    image: str
+    image_id: str
+    mounts: tuple[Mount, ...]
+    devices: tuple[str, ...]
+    groups: tuple[str, ...]
+    ipc: str
+    network: str
+    shm_size_mib: int
+    ulimits: Mapping[str, int]
+    cap_add: tuple[str, ...]
+    security_opt: tuple[str, ...]
+    memory_gib: float | None
+
+
+@dataclass(frozen=True)
 class ServePlan:
     """One server, completely: the argv, the whole environment and where its compiled graphs are kept.
 
@@ -45,6 +72,7 @@ class ServePlan:
     cache_dir: str
     fingerprint: str
     declared: Mapping[str, Any]  # the variant as it was declared
+    container: Container | None = None  # None: the engine is `process`
 
 
 def render(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 Scalar = str | int | float | bool
@@ -97,6 +97,24 @@ class Detect:
 
 
 @dataclass(frozen=True)
+class ContainerSpec:
+    """What a box asks of a container engine. Names of groups become numbers for docker, keep-groups for podman."""
+
+    image: str  # name, or name@sha256:...; the plan pins what it resolves to
+    python: str  # interpreter inside the image
+    path: str  # PATH inside the image
+    devices: tuple[str, ...] = ()
+    groups: tuple[str, ...] = ()
+    ipc: Literal["private", "host"] = "private"
+    network: Literal["bridge", "host"] = "bridge"
+    shm_size_mib: int = 512
+    ulimits: Mapping[str, int] = field(default_factory=dict)
+    cap_add: tuple[str, ...] = ()
+    security_opt: tuple[str, ...] = ()
+    memory_gib: float | None = None
+
+
+@dataclass(frozen=True)
 class Box:
     """Where a variant is served."""
 
@@ -108,16 +126,18 @@ class Box:
     disk_free_gib: float
     serve: Mapping[str, Any]
     env: Mapping[str, str]
+    container: ContainerSpec | None = None
 
 
 @dataclass(frozen=True)
 class Engine:
-    """How a server process starts and ends."""
+    """How a server starts and ends. `socket` is docker's or podman's API socket; None: the usual place."""
 
-    kind: Literal["process"]
+    kind: Literal["process", "docker", "podman"]
     python: str | None
     ready_timeout_s: float
     stop_grace_s: float
+    socket: str | None = None
 
 
 @dataclass(frozen=True)
