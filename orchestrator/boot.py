@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import socket
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from orchestrator import compile_cache, evidence, journal
-from orchestrator.engines.process import ProcessServer
-from orchestrator.errors import BootError, UsageError
-from orchestrator.plan import ServePlan, with_nonce
+from orchestrator import compile_cache, engines, evidence, journal, owner
+from orchestrator.engines import Server, daemon
+from orchestrator.errors import BootError, OrchestratorError, UsageError
+from orchestrator.plan import ServePlan, secrets_of, with_nonce
 from orchestrator.records import Boot, Target
 from orchestrator.schema import Engine
 
 POLL_S = 0.25
 HTTP_TIMEOUT_S = 5
+FAILED_ENGINE_S = 20  # for a server whose engine failed to end by itself, which it does not always
 
 
 @dataclass
@@ -54,17 +56,29 @@ def serving(plan: ServePlan, engine: Engine, purpose: str, state: Path) -> Itera
     port.
     """
     check_port(plan.host, plan.port)
+    secrets = secrets_of(plan, os.environ)
     cache_dir = Path(plan.cache_dir)
     cache_state = compile_cache.state(cache_dir)
     before = compile_cache.compiled(cache_dir)
     nonce = journal.new_nonce()
-    directory = journal.open_boot(state, nonce, purpose, plan.fingerprint)
-    log_path = directory / "server.log"
-    argv, env, name = with_nonce(plan, nonce, directory / "attest")
+    socket_url = daemon.socket_of(engine) if plan.container else None
+    directory = journal.open_boot(state, nonce, purpose, plan.fingerprint, engine.kind, socket_url)
+    log_path = directory / engines.LOG_NAME
+    argv, env, name = with_nonce(plan, nonce, directory / "attest", secrets)
     boot = Boot(nonce, purpose, plan.fingerprint, cache_state, _now(), log_path=str(log_path))
     started = time.monotonic()
-    server = ProcessServer(argv, env, nonce, log_path)
+    labels = {"box": plan.box, "purpose": purpose, "owner": str(owner.current().pid)}
     running: Running | None = None
+    try:
+        server = engines.start(plan, engine, argv, env, nonce, directory, labels)
+    except UsageError:
+        journal.close_boot(directory)  # nothing was started
+        raise
+    except BaseException:
+        with _uninterrupted(), suppress(OrchestratorError):  # what cannot be ended now stays in the journal
+            engines.reap(engine.kind, socket_url, nonce)
+            journal.close_boot(directory)
+        raise
     try:
         max_len = _wait_ready(plan, server, name, log_path, engine.ready_timeout_s)
         boot = _inspect(plan, replace(boot, boot_s=time.monotonic() - started), server, directory)
@@ -83,7 +97,7 @@ def serving(plan: ServePlan, engine: Engine, purpose: str, state: Path) -> Itera
     running.boot = _with_faults(replace(running.boot, rss_peak_bytes=rss, compiled_files=len(fresh)), faults)
 
 
-def _wait_ready(plan: ServePlan, server: ProcessServer, name: str, log_path: Path, timeout_s: float) -> int:
+def _wait_ready(plan: ServePlan, server: Server, name: str, log_path: Path, timeout_s: float) -> int:
     """Until our process is alive, /health is 200, /v1/models carries the nonce and the KV line is there.
 
     Returns the model's window in tokens. Raises BootError with the end of the log.
@@ -92,8 +106,11 @@ def _wait_ready(plan: ServePlan, server: ProcessServer, name: str, log_path: Pat
     base = f"http://{plan.host}:{plan.port}"
     while True:
         reason = server.exit_reason()
+        if evidence.engine_failed(_read(log_path)):
+            deadline = min(deadline, time.monotonic() + FAILED_ENGINE_S)
         if reason is None and time.monotonic() > deadline:
-            reason = f"was not ready after {timeout_s:.0f} s"
+            stuck = evidence.engine_failed(_read(log_path))
+            reason = "did not end, though its engine failed" if stuck else f"was not ready after {timeout_s:.0f} s"
         if reason is not None:
             log = _read(log_path)
             cause = evidence.hint(log)
@@ -117,14 +134,19 @@ def _windows(body: bytes | None) -> dict[str, int]:
         return {}
 
 
-def _inspect(plan: ServePlan, boot: Boot, server: ProcessServer, directory: Path) -> Boot:
-    readings = server.readings(plan.env)
+def _inspect(plan: ServePlan, boot: Boot, server: Server, directory: Path) -> Boot:
+    readings, inspected = server.readings(plan.env), server.inspected()
     attestations = tuple(json.loads(path.read_text()) for path in sorted((directory / "attest").glob("attest-*.json")))
-    faults = evidence.env_faults(plan, readings, attestations) + evidence.attestation_faults(
-        plan, boot.nonce, attestations
-    )
+    faults = [
+        *evidence.env_faults(plan, readings, attestations, inspected),
+        *evidence.attestation_faults(plan, boot.nonce, attestations),
+        *evidence.marker_faults(plan, _read(Path(boot.log_path))),
+    ]
+    given = None if inspected is None else {name: inspected[name] for name in plan.env if name in inspected}
     kv = evidence.kv_tokens(_read(Path(boot.log_path))) if boot.cache_state == "warm" else None
-    return _with_faults(replace(boot, processes=readings, attestations=attestations, kv_tokens=kv), faults)
+    return _with_faults(
+        replace(boot, processes=readings, inspected=given, attestations=attestations, kv_tokens=kv), faults
+    )
 
 
 def _with_faults(boot: Boot, faults: list[str]) -> Boot:

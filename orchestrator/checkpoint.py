@@ -1,4 +1,4 @@
-"""Which checkpoint a variant needs, named by everything that decides its bytes, before it exists."""
+"""Which checkpoint a variant needs: one that is prepared here, or one that is found in the box's models directory."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator import digest
+from orchestrator.errors import UsageError
 from orchestrator.schema import Model, Weights
 
 CALIBRATION = Path(__file__).parent / "corpora_data" / "prompts.yaml"  # no bench scores the model on this text
@@ -15,7 +16,11 @@ CALIBRATION = Path(__file__).parent / "corpora_data" / "prompts.yaml"  # no benc
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A model directory in the cache. `recipe` is what its manifest has to say; `recipe_id` its hash."""
+    """A model directory. `recipe_id` names its content: the hash of its recipe, or `content_id` of a found one.
+
+    `recipe` is what the manifest of a prepared one has to say; empty for a found one. `recipe_id` is empty for one
+    that was to be found and is not there.
+    """
 
     path: str
     recipe: Mapping[str, Any]
@@ -23,7 +28,7 @@ class Checkpoint:
 
 
 def locate(model: Model, weights: Weights, cache: Path, quantizer_sha256: str, calibration_sha256: str) -> Checkpoint:
-    """The checkpoint of `model` in the format of `weights`. Pure: looks at no file."""
+    """The checkpoint of `model` in the format of `weights`, named before it exists. Pure: looks at no file."""
     recipe: dict[str, Any] = {"source_sha256": model.source.sha256, "format": weights.format}
     if weights.quantized:
         recipe |= {
@@ -37,3 +42,52 @@ def locate(model: Model, weights: Weights, cache: Path, quantizer_sha256: str, c
         }
     recipe_id = digest.of_value(recipe)[:12]
     return Checkpoint(str(cache / "models" / model.name / f"{weights.name}-{recipe_id}"), recipe, recipe_id)
+
+
+def find(model: Model, weights: Weights, models_dir: str | None) -> Checkpoint:
+    """The checkpoint that the box's models directory has under the model's name for `weights`.
+
+    Raises UsageError where the model has no name for them.
+    """
+    if weights.name not in model.checkpoints:
+        known = ", ".join(model.checkpoints) or "none"
+        raise UsageError(
+            f"box.model.checkpoints: {model.name} has no {weights.name} checkpoint (it has: {known}); "
+            f"add +box.model.checkpoints.{weights.name}=DIRECTORY"
+        )
+    return _found(model.checkpoints[weights.name], models_dir)
+
+
+def find_drafter(model: Model, drafter: str | None, models_dir: str | None) -> Checkpoint:
+    """The drafter of that name, or the model's own. Raises UsageError where neither is named."""
+    name = drafter or model.drafter
+    if name is None:
+        raise UsageError(
+            f"box.model.drafter: model {model.name} has no drafter; set variant.speculation.drafter=DIRECTORY, "
+            "or choose speculation@variant.speculation=ngram5 or none"
+        )
+    return _found(name, models_dir)
+
+
+def _found(name: str, models_dir: str | None) -> Checkpoint:
+    if models_dir is None and not Path(name).is_absolute():
+        raise UsageError(f"box.models_dir: not set, and {name} is no absolute path; set box.models_dir=DIRECTORY")
+    path = Path(models_dir or "/").expanduser() / name
+    return Checkpoint(str(path), {}, content_id(path))
+
+
+def content_id(directory: Path) -> str:
+    """What the directory holds, in 12 hexadecimal digits; empty where it holds no model.
+
+    Covers the small JSON files by content, and the weights by name, size and time of change: a fine-tune that is
+    written over another has the size of the other, and reading 20 GB for each plan would take a minute.
+    """
+    if not (directory / "config.json").is_file():
+        return ""
+    files = {}
+    for path in sorted(directory.iterdir()):
+        if path.suffix == ".json":
+            files[path.name] = digest.of_file(path)
+        elif path.suffix == ".safetensors":
+            files[path.name] = [path.stat().st_size, path.stat().st_mtime_ns]
+    return digest.of_value(files)[:12]

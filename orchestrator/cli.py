@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import errno
+import math
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -17,22 +19,38 @@ usage: python -m orchestrator [VERB] [options] [Hydra overrides]
 
 verbs
   run       boot a variant, measure it and log it (the default)
-  plan      print the server that would be started, start nothing
+  plan      print the server that would be started and a command line that starts it, start nothing;
+            `plan --diff A B` prints where the servers of two variants differ
   prepare   make the checkpoints the variant needs, start nothing
+  prod      show what serves as prod on each box; `prod start +variant=NAME` fills the slot of a box and serves it,
+            `prod stop` drains, stops and empties it
+  guard     one pass: end what killed runs left, bring back prod that should serve (a timer is in systemd/)
+  doctor    what this machine has and lacks, with the command that mends each
+  cache     list what is cached; `cache prune` removes what is not used any more
 
 overrides
   +variant=NAME      what is served; the files of conf/variant
-  box=NAME           where: cpu, or auto (default: the box whose devices are present)
+  box=NAME           where: cpu, r9700x2, or auto (default: the box whose devices are present)
+  engine=NAME        how: process, docker, podman (default: the box's own)
   suite=NAME         how much is measured: smoke, quick (default), full
   box.port=8123      any key of the composed configuration
   +variant.knobs.RADIANCE_PQ_CHECKALL=1
                      a knob of the registry (orchestrator/knobs.py)
+  speculation@variant.speculation=dflash7
+                     another choice of weights, activation or speculation for the variant
   paths.cache=DIR    where models and compile caches go (default: the XDG cache directory)
 
 options
   --json             plan: as JSON
+  --diff A B         plan: A and B are variants; overrides of one of them go in its quotes, as in
+                     --diff int5 'int5 +variant.knobs.RADIANCE_PQ_I8=1'
   -m, --multirun     run: one run for each value of a list, as in +variant=int4,int5
   -q, --quiet        no progress
+  --now              prod stop: without waiting for its requests to end
+  --watch SECONDS    guard: a pass every so often, until stopped
+  --older-than DAYS  cache prune: what was not used for so long (default: 30, without --keep)
+  --keep N           cache prune: never the N most recently used of a kind
+  --dry-run          cache prune: say what would be removed
   -h, --help         this text
   --version
 
@@ -49,8 +67,14 @@ class Options:
     verb: str
     overrides: tuple[str, ...]
     json: bool = False
+    diff: tuple[str, str] | None = None
     multirun: bool = False
     quiet: bool = False
+    now: bool = False
+    dry_run: bool = False
+    watch: float | None = None
+    older_than: float | None = None
+    keep: float | None = None
 
 
 def parse(arguments: Sequence[str]) -> Options:
@@ -60,19 +84,40 @@ def parse(arguments: Sequence[str]) -> Options:
     verb = words.pop(0) if is_verb else "run"
     if verb not in VERBS:
         raise UsageError(f"there is no verb {verb!r}; choose from {', '.join(VERBS)}, or see --help")
+    if verb in SECOND_WORDS and words and words[0].isalpha():
+        verb = f"{verb} {words.pop(0)}"
+        if verb not in VERBS:
+            raise UsageError(f"there is no verb {verb!r}; choose from {', '.join(SECOND_WORDS[verb.split()[0]])}")
     known = {"--json": "json", "-m": "multirun", "--multirun": "multirun", "-q": "quiet", "--quiet": "quiet"}
-    flags, overrides = set(), []
-    for word in words:
-        if not word.startswith("-"):
+    known |= {"--now": "now", "--dry-run": "dry_run"}
+    numbers = {"--watch": "watch", "--older-than": "older_than", "--keep": "keep"}
+    flags, overrides, values = set(), [], {}
+    remaining = iter(words)
+    for word in remaining:
+        if word == "--diff":
+            values["diff"] = (next(remaining, ""), next(remaining, ""))
+        elif word in numbers:
+            values[numbers[word]] = _number(word, next(remaining, ""))
+        elif not word.startswith("-"):
             overrides.append(word)
         elif word in known:
             flags.add(known[word])
         else:
             raise UsageError(f"there is no option {word}; see --help")
-    for flag, owner in (("json", "plan"), ("multirun", "run")):
-        if flag in flags and verb != owner:
-            raise UsageError(f"--{flag} belongs to {owner}, not to {verb}")
-    return Options(verb, tuple(overrides), **dict.fromkeys(flags, True))
+    for flag, owner in OPTION_OF.items():
+        if (flag in flags or flag in values) and verb != owner:
+            raise UsageError(f"--{flag.replace('_', '-')} belongs to {owner}, not to {verb}")
+    return Options(verb, tuple(overrides), **dict.fromkeys(flags, True), **values)
+
+
+def _number(option: str, word: str) -> float:
+    try:
+        number = float(word)
+    except ValueError:
+        number = -1
+    if not 0 <= number < math.inf:
+        raise UsageError(f"{option} wants a number, not {word!r}; see --help")
+    return number
 
 
 def _run(options: Options) -> int:
@@ -85,11 +130,16 @@ def _run(options: Options) -> int:
 
 
 def _plan(options: Options) -> int:
-    from orchestrator import config, inputs
-    from orchestrator.plan import as_json, as_text
+    from orchestrator import config, inputs, plan_text
+    from orchestrator.plan import as_json
 
+    if options.diff is not None:
+        a, b = (inputs.gather(config.load_arm(text, options.overrides)).plan() for text in options.diff)
+        show = plan_text.differences_as_json if options.json else plan_text.differences_as_text
+        print(show(a, b, options.diff))
+        return 0
     plan = inputs.gather(config.load(options.overrides)).plan()
-    print(as_json(plan) if options.json else as_text(plan))
+    print(as_json(plan) if options.json else plan_text.as_text(plan))
     return 0
 
 
@@ -100,7 +150,100 @@ def _prepare(options: Options) -> int:
     return prepare_only(config.load(options.overrides), options.overrides, quiet=options.quiet)
 
 
-VERBS: dict[str, Callable[[Options], int]] = {"run": _run, "plan": _plan, "prepare": _prepare}
+def _prod(options: Options) -> int:
+    from orchestrator import config, prod
+
+    print(prod.show(config.state_dir(config.load_machine(options.overrides).paths)))
+    return 0
+
+
+def _prod_start(options: Options) -> int:
+    from orchestrator import config, prod
+    from orchestrator.progress import Progress
+    from orchestrator.run import prepare_only
+
+    experiment = config.load(options.overrides)
+    prepare_only(experiment, options.overrides, quiet=options.quiet)
+    print(prod.start(experiment, Progress(quiet=options.quiet)))
+    return 0
+
+
+def _prod_stop(options: Options) -> int:
+    from orchestrator import config, prod
+    from orchestrator.progress import Progress
+
+    machine = config.load_machine(options.overrides)
+    print(prod.stop(config.state_dir(machine.paths), machine.box.name, Progress(quiet=options.quiet), options.now))
+    return 0
+
+
+def _guard(options: Options) -> int:
+    from orchestrator import config, prod
+    from orchestrator.progress import Progress
+
+    state = config.state_dir(config.load_machine(options.overrides).paths)
+    while True:
+        outcomes = prod.guard(state, Progress(quiet=options.quiet))
+        for outcome in outcomes:
+            print(outcome.line, file=sys.stdout if outcome.ok else sys.stderr, flush=True)
+        if options.watch is None:
+            return 0 if all(outcome.ok for outcome in outcomes) else 1
+        time.sleep(options.watch)
+
+
+def _doctor(options: Options) -> int:
+    from orchestrator import config, doctor
+
+    machine = config.load_machine(options.overrides)
+    checks = doctor.examine(machine, config.state_dir(machine.paths), config.cache_dir(machine.paths))
+    doctor.show(checks)
+    return 0 if all(check.ok for check in checks) else 1
+
+
+def _cache_list(options: Options) -> int:
+    from orchestrator import cache, config
+
+    paths = config.load_machine(options.overrides).paths
+    cache.show(cache.entries(config.cache_dir(paths), config.state_dir(paths)))
+    return 0
+
+
+def _cache_prune(options: Options) -> int:
+    from orchestrator import cache, config
+
+    paths = config.load_machine(options.overrides).paths
+    where = config.cache_dir(paths), config.state_dir(paths)
+    keep = None if options.keep is None else int(options.keep)
+    gone = cache.prune(*where, config.boxes(), options.older_than, keep, options.dry_run)
+    cache.show(gone)
+    print("nothing was removed (--dry-run)" if options.dry_run else f"removed {len(gone)} of them")
+    return 0
+
+
+VERBS: dict[str, Callable[[Options], int]] = {
+    "run": _run,
+    "plan": _plan,
+    "prepare": _prepare,
+    "prod": _prod,
+    "prod start": _prod_start,
+    "prod stop": _prod_stop,
+    "guard": _guard,
+    "doctor": _doctor,
+    "cache": _cache_list,
+    "cache list": _cache_list,
+    "cache prune": _cache_prune,
+}
+SECOND_WORDS = {"prod": ("start", "stop"), "cache": ("list", "prune")}
+OPTION_OF = {
+    "json": "plan",
+    "diff": "plan",
+    "multirun": "run",
+    "now": "prod stop",
+    "watch": "guard",
+    "older_than": "cache prune",
+    "keep": "cache prune",
+    "dry_run": "cache prune",
+}
 
 
 def main(arguments: Sequence[str]) -> int:

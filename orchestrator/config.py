@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import difflib
 import os
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 from hydra import compose, initialize_config_dir
@@ -18,8 +19,9 @@ from omegaconf.errors import OmegaConfBaseException
 
 from orchestrator.errors import UsageError
 from orchestrator.records import from_jsonable
-from orchestrator.schema import Detect, Experiment, Paths, Variant
+from orchestrator.schema import Detect, Experiment, Machine, Paths, Variant
 
+T = TypeVar("T")
 PCI_DEVICES = Path("/sys/bus/pci/devices")
 
 
@@ -42,14 +44,28 @@ def expand(overrides: Sequence[str]) -> list[list[str]]:
 def load(overrides: Sequence[str]) -> Experiment:
     """The experiment that the overrides declare. Raises UsageError with one line for anything wrong in them."""
     overrides = list(overrides)
-    for override in overrides:
-        if "=" not in override and not override.startswith("~"):
-            raise UsageError(f"{override!r} is no override; write KEY=VALUE, for example +variant=int5_i8_pg_zpe")
+    _check_shape(overrides)
     if not any(override.partition("=")[0] in ("+variant", "variant") for override in overrides):
         raise UsageError(f"no variant given; add +variant=NAME, one of: {', '.join(_names('variant'))}")
     overrides = [f"+{o}" if o.startswith("variant=") else o for o in overrides]
     _check_group_choices(overrides)
     return _structure(_compose(_choose_box(overrides)))
+
+
+def load_arm(text: str, shared: Sequence[str]) -> Experiment:
+    """One side of a comparison: "VARIANT OVERRIDE...", over the overrides that both sides share."""
+    words = shlex.split(text)
+    if not words or "=" in words[0] or any(o.startswith(("+variant=", "variant=")) for o in shared):
+        raise UsageError("--diff takes two variants, as in --diff int4 int5 box=cpu; leave +variant=NAME out")
+    return load([f"+variant={words[0]}", *shared, *words[1:]])
+
+
+def load_machine(overrides: Sequence[str]) -> Machine:
+    """Box, engine and paths of the overrides, for the verbs that serve no variant of their own."""
+    _check_shape(overrides)
+    _check_group_choices(overrides)
+    composed = _compose(_choose_box(list(overrides)))
+    return _checked(Machine, {name: composed[name] for name in ("box", "engine", "paths")})
 
 
 def load_variant(name: str, box: str) -> Variant:
@@ -69,9 +85,19 @@ def _compose(overrides: Sequence[str]) -> Any:
         raise UsageError(f"conf/: {' '.join(str(error).split())}") from None
 
 
+def _check_shape(overrides: Sequence[str]) -> None:
+    for override in overrides:
+        if "=" not in override and not override.startswith("~"):
+            raise UsageError(f"{override!r} is no override; write KEY=VALUE, for example +variant=int5_i8_pg_zpe")
+
+
 def _structure(plain: Any) -> Experiment:
+    return _checked(Experiment, plain)
+
+
+def _checked(kind: type[T], plain: Any) -> T:
     try:
-        return from_jsonable(Experiment, plain)
+        return from_jsonable(kind, plain)
     except ValueError as error:
         raise UsageError(f"configuration: {error}") from None
 
@@ -90,9 +116,8 @@ def detect_box() -> str:
     """The present box of the highest priority."""
     found: list[tuple[int, str]] = []
     for name in _names("box"):
-        raw = yaml.safe_load((conf_dir() / "box" / f"{name}.yaml").read_text())
-        detect = from_jsonable(Detect, raw["detect"])
-        if detect.always or _count_pci(detect.pci) >= detect.count:
+        detect = from_jsonable(Detect, _raw_box(name)["detect"])
+        if detect.always or count_pci(detect.pci) >= detect.count:
             found.append((detect.priority, name))
     if not found:
         raise UsageError("box=auto: no box of conf/box/ matches this machine's devices; name one with box=NAME")
@@ -106,7 +131,13 @@ def _directory(configured: str | None, variable: str, default: str) -> Path:
     return Path(root).resolve() / "paro-orchestrator"
 
 
-def _count_pci(wanted: str | None) -> int:
+def boxes() -> list[str]:
+    """The names of conf/box."""
+    return _names("box")
+
+
+def count_pci(wanted: str | None) -> int:
+    """How many PCI devices "vendor:device" (hexadecimal) this machine has."""
     if wanted is None or not PCI_DEVICES.is_dir():
         return 0
     vendor, device = wanted.split(":")
@@ -121,7 +152,16 @@ def _choose_box(overrides: list[str]) -> list[str]:
     asked = [o for o in overrides if o.startswith("box=")]
     rest = [o for o in overrides if not o.startswith("box=")]
     name = asked[-1].removeprefix("box=") if asked else "auto"
-    return [f"box={detect_box() if name == 'auto' else name}", *rest]
+    name = detect_box() if name == "auto" else name
+    if not any(o.startswith("engine=") for o in rest):
+        rest.append(f"engine={_raw_box(name).get('default_engine', 'process')}")
+    return [f"box={name}", *rest]
+
+
+def _raw_box(name: str) -> dict[str, Any]:
+    """The box's own file: enough to choose by, before anything is composed."""
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast, where libyaml is there
+    return yaml.load((conf_dir() / "box" / f"{name}.yaml").read_text(), loader)
 
 
 def box_was_detected(overrides: Sequence[str]) -> bool:
@@ -139,7 +179,7 @@ def _check_group_choices(overrides: Sequence[str]) -> None:
     for override in overrides:
         key, _, value = override.partition("=")
         group = key.lstrip("+").partition("@")[0]
-        if group not in ("variant", "box", "engine", "suite"):
+        if group not in ("variant", "box", "engine", "suite", "weights", "activation", "speculation"):
             continue
         names = _names(group) + (["auto"] if group == "box" else [])
         if value not in names:

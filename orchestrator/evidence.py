@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from orchestrator.plan import ServePlan
+from orchestrator.plan import ATTEST_VARIABLE, NONCE_VARIABLE, ServePlan
 from orchestrator.records import EnvReading
 
 _KV_LINE = re.compile(r"KV cache size: ([\d,]+) tokens")
@@ -51,27 +51,50 @@ def last_useful_lines(log: str, count: int = 12) -> str:
     return "\n".join(lines[-count:])
 
 
-def env_faults(plan: ServePlan, readings: Sequence[EnvReading], attestations: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Where the environment that the server's processes have, or the plugin saw, is not the plan's.
+def engine_failed(log: str) -> bool:
+    """Whether vLLM says that its engine did not start; the server may live on without one."""
+    return "EngineCore failed to start" in log
 
-    Each line names the variable and every value: planned, in each differing process, attested.
+
+def env_faults(
+    plan: ServePlan,
+    readings: Sequence[EnvReading],
+    attestations: Sequence[Mapping[str, Any]],
+    inspected: Mapping[str, str] | None = None,
+) -> list[str]:
+    """Where planned, given by the container engine, held by each process and attested by the plugin are not one value.
+
+    Each line names the variable and every value; of processes that agree with the plan, only that they do.
+    `inspected` is None where there is no container.
     """
     faults = [] if readings else ["the environment of no server process could be read"]
     for name, planned in plan.env.items():
-        wrong = [
-            f"process {r.pid} ({r.role}) has {r.env.get(name, 'none')!r}"
-            for r in readings
-            if r.env.get(name) != planned
-        ]
+        given = [] if inspected is None else [("the container's inspect says", inspected.get(name))]
+        held = [(f"process {r.pid} ({r.role}) has", r.env.get(name)) for r in readings]
+        seen = []
         if name.startswith("RADIANCE_"):
-            wrong += [
-                f"the plugin in process {a.get('pid')} attests {_knobs(a).get(name, 'none')!r}"
-                for a in attestations
-                if _knobs(a).get(name) != planned
-            ]
-        if wrong:
-            faults.append(f"{name}: the plan says {planned!r}, {'; '.join(wrong)}")
+            seen = [(f"the plugin in process {a.get('pid')} attests", _knobs(a).get(name)) for a in attestations]
+        if any(value != planned for _, value in (*given, *held, *seen)):
+            said = [f"{who} {_quoted(value)}" for who, value in given]
+            said += _differing(held, planned, "every process has") + _differing(seen, planned, "the plugin attests")
+            faults.append(f"{name}: the plan says {planned!r}, {', '.join(said)}")
+    extra = sorted(name for name in (inspected or {}) if name.startswith("RADIANCE_") and name not in _known(plan))
+    faults += [f"{name}: the image sets it to {inspected[name]!r}, the plan has no such knob" for name in extra]
     return faults
+
+
+def _differing(found: Sequence[tuple[str, str | None]], planned: str, all_agree: str) -> list[str]:
+    """Who has another value than the planned one, and which; one line where all agree with it."""
+    differing = [f"{who} {_quoted(value)}" for who, value in found if value != planned]
+    return differing or ([f"{all_agree} {planned!r}"] if found else [])
+
+
+def _quoted(value: str | None) -> str:
+    return repr("none" if value is None else value)
+
+
+def _known(plan: ServePlan) -> frozenset[str]:
+    return frozenset({*plan.env, NONCE_VARIABLE, ATTEST_VARIABLE})
 
 
 def attestation_faults(plan: ServePlan, nonce: str, attestations: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -99,6 +122,21 @@ def attestation_faults(plan: ServePlan, nonce: str, attestations: Sequence[Mappi
         for layer in layers
         if layer["bits"] != bits
     ]
+    return faults
+
+
+def marker_faults(plan: ServePlan, log: str) -> list[str]:
+    """Where the log lacks a line that a good boot of this plan writes, or has one that a good boot does not."""
+    faults = [
+        f"the log does not show that {marker.says}: no line matches {marker.pattern!r}"
+        for marker in plan.evidence.required
+        if not re.search(marker.pattern, log)
+    ]
+    for marker in plan.evidence.forbidden:
+        if found := re.search(marker.pattern, log):
+            start, end = log.rfind("\n", 0, found.start()) + 1, log.find("\n", found.end())
+            line = log[start : end if end >= 0 else None].strip()
+            faults.append(f"the log shows that {marker.says}: {line[:200]!r}")
     return faults
 
 

@@ -36,7 +36,7 @@ def tags(inputs: Inputs, plan: ServePlan, box_detected: bool) -> dict[str, str]:
         "weights": variant.weights.name,
         "activation": variant.activation.name,
         "spec": str(variant.speculation.tokens),
-        "drafter": variant.speculation.drafter or "none",
+        "drafter": Path(plan.drafter.path).name if plan.drafter else "none",
         "box": plan.box,
         "box_chosen_by": "auto" if box_detected else "command line",
         "engine": plan.engine,

@@ -7,8 +7,8 @@ import secrets
 from dataclasses import asdict
 from pathlib import Path
 
-from orchestrator import owner
-from orchestrator.engines.process import kill_processes_of
+from orchestrator import engines, owner
+from orchestrator.errors import OrchestratorError
 from orchestrator.records import write_json
 
 
@@ -17,11 +17,22 @@ def new_nonce() -> str:
     return secrets.token_hex(6)
 
 
-def open_boot(state: Path, nonce: str, purpose: str, plan_fingerprint: str) -> Path:
-    """Record that a boot is about to start; returns its directory, for its log and attestations."""
+def open_boot(
+    state: Path, nonce: str, purpose: str, plan_fingerprint: str, kind: str = "process", socket: str | None = None
+) -> Path:
+    """Record that a boot is about to start; returns its directory, for its log and attestations.
+
+    `socket` is the API socket of the container engine `kind`, None for processes.
+    """
     directory = state / "boots" / nonce
     (directory / "attest").mkdir(parents=True)
-    record = {"owner": asdict(owner.current()), "purpose": purpose, "plan": plan_fingerprint, "ended": False}
+    record = {
+        "owner": asdict(owner.current()),
+        "purpose": purpose,
+        "plan": plan_fingerprint,
+        "engine": {"kind": kind, "socket": socket},
+        "ended": False,
+    }
     write_json(directory / "journal.json", record)
     return directory
 
@@ -43,10 +54,12 @@ def reap(state: Path) -> list[str]:
             abandoned, record = True, {"owner": {"pid": "unknown"}}
         if not abandoned:
             continue
-        nonce = path.parent.name
-        killed = kill_processes_of(nonce)
+        nonce, of = path.parent.name, f"of process {record['owner']['pid']}, which is gone"
+        try:
+            ended = engines.reap(**record.get("engine", {"kind": "process", "socket": None}), nonce=nonce)
+        except OrchestratorError as error:
+            lines.append(f"boot {nonce} {of}, may still run; the next start tries again: {error}")
+            continue
         write_json(path, {**record, "ended": True})
-        lines.append(
-            f"boot {nonce} of process {record['owner']['pid']}, which is gone: ended {killed} server processes"
-        )
+        lines.append(f"boot {nonce} {of}: ended {ended} server processes or containers")
     return lines

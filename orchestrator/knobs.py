@@ -82,7 +82,11 @@ REGISTRY: Mapping[str, Knob] = {
         _flag("RADIANCE_PQM_SINGLE_LAUNCH", 1, "MXFP4-PARO: one GEMM launch for merged projections"),
         Knob("RADIANCE_SKINNY_GEMM", "1", "bf16 kernel for narrow projections", choices=("0", "1", "all")),
         _flag("RADIANCE_GDN_FUSED_UPDATE", 1, "fused GatedDeltaNet state update"),
-        _integer("RADIANCE_R4D_ATTN_FP8", 3, 0, 3, "fp8 use of the R4D attention backend"),
+        _integer("R4D_ATTN_FP8", 3, 0, 15, "which legs of the R4D prefill attention are 8-bit, as a bit mask"),
+        _flag("RADIANCE_MXFP4_W4A8", 1, "MXFP4: fp8 activations on the fp8 matrix units"),
+        _flag("RADIANCE_MXFP4_WPERM", 1, "MXFP4: weights in fragment order"),
+        _flag("RADIANCE_MXFP4_DECODE_NT", 1, "MXFP4: streaming weight loads in the decode band"),
+        _integer("RADIANCE_MXFP4_DECODE_MAX_M", 64, 1, 128, "MXFP4: rows up to which the decode band is used"),
         _flag("RADIANCE_NVFP4_MXFP4", 0, "requantize NVFP4 checkpoints to MXFP4 at load"),
         Knob("RADIANCE_NVFP4_EXP", "mse", "block exponent rule of that requantization", choices=("mse", "ocp")),
         Knob("RADIANCE_NVFP4_FP8_LAYERS", "mxfp4", "what its fp8 layers become", choices=("mxfp4", "keep")),
@@ -90,6 +94,27 @@ REGISTRY: Mapping[str, Knob] = {
         Knob("RADIANCE_NVFP4_BF16_LAYERS", "in_proj_ba", "bf16 layers requantized too", choices=("in_proj_ba", "none")),
     )
 }
+
+
+# Where the settings live that launch scripts take as variables of their own.
+ELSEWHERE: Mapping[str, str] = {
+    "SPEC": "variant.speculation.tokens",
+    "DRAFTER": "variant.speculation.drafter",
+    "MODEL_DIR": "box.model.checkpoints",
+    "GPU_UTIL": "variant.serve.gpu-memory-utilization",
+    "KV_DTYPE": "variant.serve.kv-cache-dtype",
+    "MAXLEN": "variant.serve.max-model-len",
+    "MAXSEQS": "variant.serve.max-num-seqs",
+    "CHUNK": "variant.serve.max-num-batched-tokens",
+    "MAX_LOGPROBS": "variant.serve.max-logprobs",
+    "PREFIX_CACHE": "variant.serve.enable-prefix-caching",
+    "ASYNC": "variant.serve.async-scheduling",
+    "TP": "variant.serve.tensor-parallel-size",
+    "CACHE": "paths.cache",
+    "IMAGE": "box.container.image",
+}
+MXFP4 = ("mxfp4-paro", "nvfp4")
+DECODE_ROWS_LIMIT = 128  # of the decode kernels
 
 
 def from_activation(variant: Variant) -> dict[str, str]:
@@ -113,14 +138,22 @@ def resolve(variant: Variant, max_num_seqs: int) -> dict[str, str]:
     values = {name: knob.default for name, knob in REGISTRY.items()} | from_activation(variant)
     for name, value in variant.knobs.items():
         if name not in REGISTRY:
-            near = difflib.get_close_matches(name, REGISTRY, n=1, cutoff=0.6)
-            hint = f"did you mean {near[0]}?" if near else "the registry is in orchestrator/knobs.py"
-            raise UsageError(f"{where}: there is no knob {name}; {hint}")
+            raise UsageError(f"{where}: there is no knob {name}; {_meant(name)}")
         values[name] = REGISTRY[name].render(value, where)
     for broken, message in RULES:
         if broken(values, variant, max_num_seqs):
             raise UsageError(f"{where}: {message.format(**values, rows=_decode_rows(variant, max_num_seqs))}")
     return dict(sorted(values.items()))
+
+
+def _meant(name: str) -> str:
+    """What to write in place of a name that the registry does not have."""
+    if f"RADIANCE_{name}" in REGISTRY:  # what a launch script calls it; the server never reads that name
+        return f"did you mean RADIANCE_{name}?"
+    if name in ELSEWHERE:
+        return f"it is set with {ELSEWHERE[name]}"
+    near = difflib.get_close_matches(name, REGISTRY, n=1, cutoff=0.6)
+    return f"did you mean {near[0]}?" if near else "the registry is in orchestrator/knobs.py"
 
 
 def _decode_rows(variant: Variant, max_num_seqs: int) -> int:
@@ -146,12 +179,32 @@ RULES: tuple[tuple[Rule, str], ...] = (
         "RADIANCE_PQ_ZPE=1 needs a tiled band: RADIANCE_PQ_PTOK=1, or int8 activations with RADIANCE_PQ_PG=1",
     ),
     (
-        lambda k, v, n: int(k["RADIANCE_PQ_DECODE_MAX_M"]) < _decode_rows(v, n),
+        lambda k, v, n: v.weights.quantized and _decode_rows(v, n) > DECODE_ROWS_LIMIT,
+        "max-num-seqs x (SPEC+1) = {rows} rows are more than the 128 of the decode band; lower max-num-seqs or SPEC",
+    ),
+    (
+        lambda k, v, n: v.weights.quantized and int(k["RADIANCE_PQ_DECODE_MAX_M"]) < _decode_rows(v, n),
         "RADIANCE_PQ_DECODE_MAX_M={RADIANCE_PQ_DECODE_MAX_M} must cover max-num-seqs x (SPEC+1) = {rows} rows",
     ),
     (
+        lambda k, v, n: v.weights.format in MXFP4 and int(k["RADIANCE_MXFP4_DECODE_MAX_M"]) < _decode_rows(v, n),
+        "RADIANCE_MXFP4_DECODE_MAX_M={RADIANCE_MXFP4_DECODE_MAX_M} must cover max-num-seqs x (SPEC+1) = {rows} rows",
+    ),
+    (
+        lambda k, v, n: v.weights.format in MXFP4 and k["RADIANCE_PQ_I8"] == "1",
+        "MXFP4 weights run on fp8 activations only; choose activation@variant.activation=e4m3 and drop RADIANCE_PQ_I8",
+    ),
+    (
+        lambda k, v, n: v.weights.format == "nvfp4" and k["RADIANCE_NVFP4_MXFP4"] != "1",
+        "NVFP4 weights are served requantized to MXFP4; set RADIANCE_NVFP4_MXFP4=1 (it is {RADIANCE_NVFP4_MXFP4})",
+    ),
+    (
+        lambda k, v, n: v.weights.format != "nvfp4" and k["RADIANCE_NVFP4_MXFP4"] == "1",
+        "RADIANCE_NVFP4_MXFP4=1 does nothing for these weights; drop it, or choose weights@variant.weights=nvfp4",
+    ),
+    (
         lambda k, v, n: v.weights.quantized and v.activation.element == "bf16",
-        "quantized weights need a quantized activation mode; choose variant.activation e4m3, i8, i8_pg or i8_pg_zpe",
+        "quantized weights need a quantized activation mode; choose activation@variant.activation=e4m3",
     ),
     (
         lambda k, v, n: v.weights.quantized and k["RADIANCE_PAROQUANT"] != "1",

@@ -14,9 +14,13 @@ from orchestrator import owner
 from orchestrator.errors import UsageError
 
 
+class Busy(UsageError):
+    """Another live process holds the box."""
+
+
 @contextmanager
 def hold(box: str, purpose: str, state: Path) -> Iterator[None]:
-    """Hold the box. Raises UsageError, naming the holder, where another process does.
+    """Hold the box. Raises Busy, naming the holder, where another process does.
 
     The lock is the kernel's: it ends with its process, however that ends. The text in the file only informs.
     """
@@ -26,7 +30,7 @@ def hold(box: str, purpose: str, state: Path) -> Iterator[None]:
         try:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise UsageError(f"box {box} is in use by {_holder(path)}; wait for it to end, or stop it") from None
+            raise Busy(f"box {box} is in use by {_holder(path)}; wait for it to end, or stop it") from None
         record = {
             **asdict(owner.current()),
             "purpose": purpose,

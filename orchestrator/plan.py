@@ -3,57 +3,32 @@
 from __future__ import annotations
 
 import json
-import shlex
-import sys
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from orchestrator import digest, knobs
+from orchestrator import digest, flags, knobs, places
 from orchestrator.checkpoint import Checkpoint
 from orchestrator.errors import UsageError
+from orchestrator.places import ATTEST, UNRESOLVED, Container, Mount, Places, Resolved
 from orchestrator.plugin_build import PACKAGE, PluginBuild
 from orchestrator.records import to_jsonable
-from orchestrator.schema import Experiment, Variant
+from orchestrator.schema import NO_MARKERS, Box, Engine, Experiment, Markers, Variant
 from orchestrator.stack import Stack
 
 NONCE_VARIABLE = "RADIANCE_BOOT_NONCE"
 ATTEST_VARIABLE = "RADIANCE_ATTEST_DIR"
 
-
-@dataclass(frozen=True)
-class Mount:
-    """A directory of this machine inside the container."""
-
-    source: str
-    target: str
-    read_only: bool
-
-
-@dataclass(frozen=True)
-class Container:
-    """What a container engine is asked for, beside argv and env. `image_id` is what `image` resolved to."""
-
-    image: str
-    image_id: str
-    mounts: tuple[Mount, ...]
-    devices: tuple[str, ...]
-    groups: tuple[str, ...]
-    ipc: str
-    network: str
-    shm_size_mib: int
-    ulimits: Mapping[str, int]
-    cap_add: tuple[str, ...]
-    security_opt: tuple[str, ...]
-    memory_gib: float | None
+__all__ = ["Container", "Mount", "Resolved", "ServePlan", "as_json", "render", "secrets_of", "with_nonce"]
 
 
 @dataclass(frozen=True)
 class ServePlan:
     """One server, completely: the argv, the whole environment and where its compiled graphs are kept.
 
-    A boot adds only its nonce: a served model name, and the two variables of `with_nonce`.
+    A boot adds only its nonce: a served model name, and the two variables of `with_nonce`; and the values of `secrets`.
     """
 
     variant: str
@@ -73,40 +48,55 @@ class ServePlan:
     fingerprint: str
     declared: Mapping[str, Any]  # the variant as it was declared
     container: Container | None = None  # None: the engine is `process`
+    drafter: Checkpoint | None = None
+    secrets: tuple[str, ...] = ()  # names of variables that are taken from the orchestrator's environment at boot
+    evidence: Markers = NO_MARKERS  # those of the box that apply to this variant
 
 
 def render(
-    experiment: Experiment, checkpoint: Checkpoint, plugin: PluginBuild, site: Path, stack: Stack, cache: Path
+    experiment: Experiment,
+    checkpoint: Checkpoint,
+    plugin: PluginBuild,
+    site: Path,
+    stack: Stack,
+    cache: Path,
+    drafter: Checkpoint | None = None,
+    resolved: Resolved = UNRESOLVED,
 ) -> ServePlan:
     """The plan of `experiment`. `site` is the plugin's directory, `cache` the root of all caches.
 
-    Raises UsageError for knobs, serve flags or speculation that cannot be.
+    Raises UsageError for knobs, serve flags, speculation or secrets that cannot be, and for weights that the box cannot
+    serve.
     """
     variant, box, engine = experiment.variant, experiment.box, experiment.engine
-    serve = _serve_flags(variant, box.serve)
+    _check_box(variant, box, engine)
+    serve = flags.of(variant, box.serve)
     knob_values = knobs.resolve(variant, int(serve.get("max-num-seqs", 1)))
-    python = engine.python or sys.executable
-    flags = _argv_of(serve) + _speculation(variant)
     key = {
         "stack": stack.fingerprint,
         "plugin": plugin.sha256,
         "checkpoint": checkpoint.recipe_id,
-        "flags": flags,
+        "drafter": drafter.recipe_id if drafter else None,
+        "flags": flags.argv(serve) + flags.speculative(variant, "drafter"),
         "knobs": {name: value for name, value in knob_values.items() if knobs.REGISTRY[name].graph},
     }
     cache_dir = cache / "serve" / digest.of_value(key)[:16]
+    directories = places.Directories(checkpoint.path, drafter.path if drafter else None, str(site), str(cache_dir))
+    at = places.of(box, engine, directories)
     argv = (
-        *(python, "-m", "vllm.entrypoints.openai.api_server"),
-        *("--model", checkpoint.path, "--served-model-name", box.model.name),
-        *("--host", box.host, "--port", str(box.port)),
-        *flags,
+        *(at.python, "-m", "vllm.entrypoints.openai.api_server"),
+        *("--model", at.model, "--served-model-name", box.model.name),
+        *("--host", at.host, "--port", str(box.port)),
+        *flags.argv(serve),
+        *flags.speculative(variant, at.drafter),
     )
-    env = _base_env(python, site, cache_dir) | {name: str(value) for name, value in box.env.items()} | knob_values
+    env = _base_env(at) | {name: str(value) for name, value in box.env.items()} | knob_values
+    container = places.container(box, engine, at, directories, resolved)
     plan = ServePlan(
         variant=variant.name,
         box=box.name,
         engine=engine.kind,
-        image=f"{engine.kind}:{python}",
+        image=container.image if container else f"{engine.kind}:{at.python}",
         served_model=box.model.name,
         host=box.host,
         port=box.port,
@@ -119,16 +109,34 @@ def render(
         cache_dir=str(cache_dir),
         fingerprint="",
         declared=to_jsonable(variant),
+        container=container,
+        drafter=drafter,
+        secrets=box.env_secret,
+        evidence=_markers(box, variant, knob_values),
     )
     return replace(plan, fingerprint=digest.of_value(to_jsonable(plan))[:16])
 
 
-def with_nonce(plan: ServePlan, nonce: str, attest_dir: Path) -> tuple[tuple[str, ...], dict[str, str], str]:
-    """argv and env of one boot of the plan, and the served name that only this boot answers to."""
+def with_nonce(
+    plan: ServePlan, nonce: str, attest_dir: Path, secrets: Mapping[str, str] | None = None
+) -> tuple[tuple[str, ...], dict[str, str], str]:
+    """argv and env of one boot of the plan, and the served name that only this boot answers to.
+
+    `attest_dir` is on this machine; a container gets it mounted at places.ATTEST. `secrets`: see `secrets_of`.
+    """
     name = f"{plan.served_model}@{nonce}"
     at = plan.argv.index("--served-model-name") + 2
     argv = (*plan.argv[:at], name, *plan.argv[at:])
-    return argv, {**plan.env, NONCE_VARIABLE: nonce, ATTEST_VARIABLE: str(attest_dir)}, name
+    seen = ATTEST if plan.container else str(attest_dir)
+    return argv, {**plan.env, **(secrets or {}), NONCE_VARIABLE: nonce, ATTEST_VARIABLE: seen}, name
+
+
+def secrets_of(plan: ServePlan, environment: Mapping[str, str]) -> dict[str, str]:
+    """The values of the plan's secrets. Raises UsageError, naming it, for one that is unset or empty."""
+    for name in plan.secrets:
+        if not environment.get(name):
+            raise UsageError(f"box.env_secret: {name} is not set here; export {name}, or take it out of box.env_secret")
+    return {name: environment[name] for name in plan.secrets}
 
 
 def as_json(plan: ServePlan) -> str:
@@ -136,73 +144,58 @@ def as_json(plan: ServePlan) -> str:
     return json.dumps(to_jsonable(plan), indent=2, sort_keys=True)
 
 
-def as_text(plan: ServePlan) -> str:
-    """The plan for a person: what is served and where, the environment, and a command line that can be pasted."""
-    lines = [
-        f"variant      {plan.variant} on box {plan.box}, engine {plan.engine}",
-        f"checkpoint   {plan.checkpoint.path}",
-        f"cache        {plan.cache_dir}",
-        f"plugin       {plan.plugin.version} {plan.plugin.sha256[:16]}",
-        f"stack        {plan.stack.fingerprint}",
-        f"fingerprint  {plan.fingerprint}",
-        "",
-        "env -i \\",
-        *(f"  {name}={shlex.quote(value)} \\" for name, value in plan.env.items()),
-        f"  {shlex.join(plan.argv)}",
-    ]
-    return "\n".join(lines)
+def _check_box(variant: Variant, box: Box, engine: Engine) -> None:
+    """Raises UsageError for what the box cannot serve, or says twice."""
+    if variant.weights.format not in box.formats:
+        raise UsageError(
+            f"box.formats: box {box.name} cannot serve {variant.weights.format} weights (variant {variant.name}); "
+            f"it serves {', '.join(box.formats)}"
+        )
+    if engine.kind != "process" and box.container is None:
+        raise UsageError(f"box.container: box {box.name} has no image; choose engine=process")
+    if engine.kind != "process" and engine.python is not None:
+        raise UsageError("engine.python: a container's interpreter is box.container.python; set that")
+    for name in box.env:
+        if name in knobs.REGISTRY:
+            raise UsageError(f"box.env: {name} is a knob; set it with +variant.knobs.{name}=VALUE")
+    for name in box.env_secret:
+        if name in box.env or name in knobs.REGISTRY or name.startswith("RADIANCE_"):
+            raise UsageError(f"box.env_secret: {name} is recorded elsewhere in plain; take it out of one of the two")
 
 
-def _base_env(python: str, site: Path, cache_dir: Path) -> dict[str, str]:
+def _markers(box: Box, variant: Variant, knob_values: Mapping[str, str]) -> Markers:
+    """The box's markers that apply to these weights and knobs. Raises UsageError for a pattern that is none."""
+
+    def chosen(kind: str) -> tuple:
+        found = []
+        for n, marker in enumerate(getattr(box.evidence, kind)):
+            try:
+                re.compile(marker.pattern)
+            except re.error as error:
+                raise UsageError(f"box.evidence.{kind}[{n}].pattern: no regular expression ({error})") from None
+            fits = not marker.formats or variant.weights.format in marker.formats
+            if fits and all(knob_values.get(name) == value for name, value in marker.knobs.items()):
+                found.append(marker)
+        return tuple(found)
+
+    return Markers(chosen("required"), chosen("forbidden"))
+
+
+def _base_env(at: Places) -> dict[str, str]:
     """What any server needs of its surroundings: nothing is inherited from the orchestrator's own environment."""
     return {
-        "PATH": f"{Path(python).parent}:/usr/local/bin:/usr/bin:/bin",
-        "HOME": str(cache_dir / "home"),
+        "PATH": at.path,
+        "HOME": f"{at.cache}/home",
         "LANG": "C.UTF-8",
-        "PYTHONPATH": str(site),
+        "PYTHONPATH": at.plugin,
         "PYTHONNOUSERSITE": "1",
         "PYTHONUNBUFFERED": "1",
         "HF_HUB_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_PLUGINS": PACKAGE,
-        "VLLM_CACHE_ROOT": str(cache_dir / "vllm"),
-        "TORCHINDUCTOR_CACHE_DIR": str(cache_dir / "inductor"),
-        "TRITON_CACHE_DIR": str(cache_dir / "triton"),
+        "VLLM_CACHE_ROOT": f"{at.cache}/vllm",
+        "TORCHINDUCTOR_CACHE_DIR": f"{at.cache}/inductor",
+        "TRITON_CACHE_DIR": f"{at.cache}/triton",
+        "AITER_ROOT_DIR": f"{at.cache}/aiter",
         "SPT_NOENV": "1",  # setproctitle would otherwise overwrite the environment that the proof reads
     }
-
-
-def _serve_flags(variant: Variant, box_serve: Mapping[str, Any]) -> dict[str, Any]:
-    serve = {**box_serve, **variant.serve}
-    for name, value in serve.items():
-        if not isinstance(value, str | int | float | bool):
-            raise UsageError(f"variant.serve (variant {variant.name}): {name}={value!r} is not a plain value")
-        if name in ("model", "served-model-name", "host", "port", "speculative-config"):
-            raise UsageError(f"variant.serve (variant {variant.name}): {name} is the plan's to set; remove it")
-    return serve
-
-
-def _argv_of(serve: Mapping[str, Any]) -> tuple[str, ...]:
-    argv: list[str] = []
-    for name, value in sorted(serve.items()):
-        if isinstance(value, bool):
-            argv.append(f"--{name}" if value else f"--no-{name}")
-        else:
-            argv += [f"--{name}", str(value)]
-    return tuple(argv)
-
-
-def _speculation(variant: Variant) -> tuple[str, ...]:
-    speculation = variant.speculation
-    if speculation.method == "none":
-        if speculation.tokens or speculation.drafter:
-            raise UsageError(
-                f"variant.speculation (variant {variant.name}): tokens or a drafter without a method; set method"
-            )
-        return ()
-    if speculation.tokens < 1:
-        raise UsageError(f"variant.speculation.tokens (variant {variant.name}): {speculation.method} needs at least 1")
-    config: dict[str, Any] = {"method": speculation.method, "num_speculative_tokens": speculation.tokens}
-    if speculation.drafter:
-        config["model"] = speculation.drafter
-    return ("--speculative-config", json.dumps(config, sort_keys=True))

@@ -42,12 +42,14 @@ def is_prepared(checkpoint: Checkpoint) -> bool:
 
 
 def ensure(experiment: Experiment, unquantized: Checkpoint, wanted: Checkpoint, progress: Progress) -> list[str]:
-    """Prepare what is missing; returns the names of what was made.
+    """Prepare what is missing; returns the names of what was made. A model that is found is never made.
 
     Raises UsageError where the source is missing or wrong or the disk is full; a failed or killed preparation
     leaves nothing at the checkpoint's path.
     """
     model, made = experiment.box.model, []
+    if model.source is None:
+        return made
     python = experiment.engine.python or sys.executable
     if not is_prepared(unquantized):
         arguments = ["from-gguf", "--gguf", str(_source_file(model.source)), "--sha256", model.source.sha256]

@@ -76,6 +76,7 @@ class Boot:
     rss_peak_bytes: int | None = None
     compiled_files: int | None = None  # new files in the compile cache; None where it was not looked at
     processes: tuple[EnvReading, ...] = ()
+    inspected: Mapping[str, str] | None = None  # what the container engine says it gave; None without a container
     attestations: tuple[Mapping[str, Any], ...] = ()
     log_path: str = ""
     status: Status = "ok"

@@ -10,14 +10,26 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from orchestrator import bench, compile_cache, config, identity, journal, lease, plugin_build, prepare, reference
+from orchestrator import (
+    bench,
+    compile_cache,
+    config,
+    devices,
+    identity,
+    journal,
+    lease,
+    plugin_build,
+    prepare,
+    prod,
+    reference,
+)
 from orchestrator.bench import kld
 from orchestrator.bench.context import BenchContext
 from orchestrator.bench.warm import warm
-from orchestrator.boot import Running, check_port, serving
+from orchestrator.boot import Running, serving
 from orchestrator.corpora import Corpora
 from orchestrator.errors import BootError, InvalidMeasurement, UsageError
-from orchestrator.inputs import Inputs, gather
+from orchestrator.inputs import Inputs, gather, require_present
 from orchestrator.plan import ServePlan
 from orchestrator.progress import Progress
 from orchestrator.records import Boot, Measurement, to_jsonable
@@ -57,12 +69,13 @@ def run(experiment: Experiment, overrides: Sequence[str], quiet: bool = False) -
     """Measure one variant; returns the exit status. Raises OrchestratorError for what stopped it."""
     inputs = gather(experiment)
     plan = inputs.plan()
+    require_present(plan)
     bench.require_suite(experiment.suite.benches, BenchContext(experiment.suite.seed, Corpora(inputs.cache)))
     progress = Progress(quiet=quiet)
-    with _on_the_box(inputs, plan, overrides, progress):
+    with _on_the_box(inputs, plan, overrides, progress), ExitStack() as prod_down:
         from orchestrator.tracking import Tracker
 
-        check_port(plan.host, plan.port)
+        prod.require_port(plan, inputs.state)
         tracker = Tracker(Path(experiment.paths.tracking), experiment.box.name)
         for run_id in tracker.reap():
             progress.note(f"run {run_id} was killed; its record says KILLED now")
@@ -71,6 +84,7 @@ def run(experiment: Experiment, overrides: Sequence[str], quiet: bool = False) -
         with _recorded(this):
             this.log.log_json("plan.json", to_jsonable(plan))
             _prepare(inputs, progress)
+            prod_down.enter_context(prod.displaced(inputs, progress))  # ends after the record: NotBack is no failed run
             return _measure(this, tracker)
 
 
@@ -78,7 +92,9 @@ def prepare_only(experiment: Experiment, overrides: Sequence[str], quiet: bool =
     """Make the checkpoints of the variant and of its reference."""
     inputs = gather(experiment)
     progress = Progress(quiet=quiet)
+    require_present(inputs.plan())
     with _on_the_box(inputs, inputs.plan(), overrides, progress):
+        prod.owed(inputs.state, experiment.box.name, progress)
         made = _prepare(inputs, progress)
     print(f"prepared: {', '.join(made)}" if made else f"nothing to prepare: {inputs.plan().checkpoint.path} is there")
     return OK
@@ -147,6 +163,7 @@ def _reference(this: Run) -> Reference:
     if found is not None:
         this.log.set_tag("kl_reference", "reused")
         return found
+    require_present(this.inputs.reference_plan())
     this.progress.note(f"no KL reference for stack {fingerprint} and these corpora yet: making it on a bf16 boot")
     expected_s = 2 * bench.expected_s("kld", this.suite.benches["kld"])
     with (
@@ -180,6 +197,7 @@ def _boot(this: Run, plan: ServePlan, purpose: str) -> Iterator[Running]:
     running: Running | None = None
     try:
         with ExitStack() as server:
+            server.enter_context(devices.clear(this.inputs.experiment.box))
             with this.progress.stage(f"{purpose} boot of {plan.variant}", expected_s):
                 running = server.enter_context(serving(plan, this.inputs.experiment.engine, purpose, this.inputs.state))
             _require_usable(running.boot)

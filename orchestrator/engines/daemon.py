@@ -1,0 +1,114 @@
+"""A container daemon behind its API socket: docker's and podman's are the same to this SDK.
+
+A daemon that cannot be reached says nothing about its containers, so what only looks is tried again for a while.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from functools import cache
+from typing import TYPE_CHECKING, TypeVar
+
+from orchestrator.errors import UsageError
+from orchestrator.schema import Engine
+
+if TYPE_CHECKING:
+    from docker import DockerClient
+
+T = TypeVar("T")
+CALL_TIMEOUT_S = 60
+OUTAGE_S = 60.0  # a daemon is restarted in less
+RETRY_S = 1.0
+
+
+class Unreachable(UsageError):
+    """The daemon does not answer."""
+
+
+def socket_of(engine: Engine) -> str:
+    """The URL of the engine's API socket: as configured, else of $DOCKER_HOST or $CONTAINER_HOST, else as usual."""
+    if engine.socket:
+        return engine.socket if "://" in engine.socket else f"unix://{engine.socket}"
+    if engine.kind == "docker":
+        return os.environ.get("DOCKER_HOST") or "unix:///var/run/docker.sock"
+    if "CONTAINER_HOST" in os.environ:
+        return os.environ["CONTAINER_HOST"]
+    runtime = "/run" if os.getuid() == 0 else os.environ.get("XDG_RUNTIME_DIR", f"/run/user/{os.getuid()}")
+    return f"unix://{runtime}/podman/podman.sock"
+
+
+def connect(kind: str, socket: str) -> DockerClient:
+    """A client of the daemon, every call of which ends in time. Raises Unreachable, in one line."""
+    import docker
+
+    try:
+        return docker.DockerClient(base_url=socket, version="auto", timeout=CALL_TIMEOUT_S)
+    except docker.errors.DockerException as error:
+        raise _unreachable(kind, socket, error) from None
+
+
+def patiently(call: Callable[[], T], kind: str, socket: str) -> T:
+    """`call()`, repeated for OUTAGE_S while the daemon cannot be reached; then raises Unreachable.
+
+    What the daemon itself answers (docker.errors.APIError) is passed on at once. The call must bear repetition.
+    """
+    from docker.errors import APIError
+
+    deadline = time.monotonic() + OUTAGE_S
+    while True:
+        try:
+            return call()
+        except APIError:
+            raise
+        except transport_errors() as error:
+            if time.monotonic() > deadline:
+                raise _unreachable(kind, socket, error) from None
+        time.sleep(RETRY_S)
+
+
+@cache
+def transport_errors() -> tuple[type[Exception], ...]:
+    """What the SDK raises where no answer came; APIError is one of them by inheritance, so catch it before."""
+    from docker.errors import DockerException
+    from requests.exceptions import RequestException
+
+    return (RequestException, DockerException, OSError)
+
+
+def image_id(engine: Engine, image: str) -> str:
+    """What the image's name stands for on this machine: "sha256:...". Raises UsageError where it is not there."""
+    from docker.errors import ImageNotFound
+
+    client = connect(engine.kind, socket_of(engine))
+    elsewhere = (
+        ("localhost/", "docker.io/library/") if engine.kind == "podman" else ()
+    )  # where podman files short names
+    for name in (image, *(f"{prefix}{image}" for prefix in elsewhere)):
+        try:
+            found = client.images.get(name).id
+            return found if found.startswith("sha256:") else f"sha256:{found}"
+        except ImageNotFound:
+            continue
+    raise UsageError(f"box.container.image: {engine.kind} has no image {image}; run `{how_to_get(engine.kind, image)}`")
+
+
+def how_to_get(kind: str, image: str) -> str:
+    """The command that makes or fetches an image."""
+    return f"docker/build-cpu.sh {kind}" if image.startswith("paro-cpu:") else f"{kind} pull {image}"
+
+
+def is_rootless(client: DockerClient) -> bool:
+    """Whether root inside a container is the user who runs the daemon."""
+    return any("rootless" in option for option in client.info().get("SecurityOptions") or ())
+
+
+def _unreachable(kind: str, socket: str, error: Exception) -> Unreachable:
+    causes = ("Permission denied", "No such file", "refused", "timed out")
+    cause = next((words for words in causes if words in str(error)), "")
+    user = "--user " if kind == "podman" and os.getuid() != 0 else ""
+    start = f"run `systemctl {user}start {kind}.socket`"
+    mend = "add yourself to its group" if cause == "Permission denied" else start
+    why = f" ({cause or type(error).__name__})"
+    return Unreachable(f"engine.socket: {kind} cannot be reached at {socket}{why}; {mend}, or set engine.socket=PATH")

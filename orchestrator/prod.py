@@ -1,0 +1,203 @@
+"""Prod: one slot a box. A run that needs the box takes prod down and owes its return; the guard pays where it cannot.
+
+Everything here that starts or stops a server holds the box's lease, so that prod is never brought back under a run.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from orchestrator import devices, inputs, journal, lease, prod_server, slot
+from orchestrator.boot import check_port
+from orchestrator.errors import OrchestratorError, UsageError
+from orchestrator.inputs import Inputs
+from orchestrator.plan import ServePlan
+from orchestrator.progress import Progress
+from orchestrator.schema import Experiment
+from orchestrator.slot import Slot
+
+
+class NotBack(OrchestratorError):
+    """Prod should serve and does not; the entry that says so stays."""
+
+    exit_code = 1
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a pass of the guard found on one box: a line, and whether prod is as it should be."""
+
+    line: str
+    ok: bool
+
+
+@contextmanager
+def displaced(needed: Inputs, progress: Progress) -> Iterator[None]:
+    """Take prod off the box for the block, where there is one; the caller holds the lease.
+
+    Raises UsageError, with prod untouched, where it does not drain; NotBack where it does not come back.
+    """
+    state, box = needed.state, needed.experiment.box
+    current = slot.load(state, box.name)
+    if current is None:
+        yield
+        return
+    if earlier := slot.displacement(state, box.name):
+        progress.note(f"prod is not known to be back: {earlier}; it comes back when this run ends")
+    if prod_server.is_healthy(current):
+        prod_server.drain(replace(current, box=box), progress)
+    try:
+        slot.open_displacement(state, box.name, needed.experiment.variant.name)
+        with progress.stage(f"stop prod ({current.plan.variant})"):
+            prod_server.end(current)
+            devices.require_clear(box)
+        yield
+    finally:
+        progress.note(_bring_back(current, state, progress))
+
+
+def owed(state: Path, box: str, progress: Progress) -> None:
+    """Bring prod back where a killed run took it down; the caller holds the lease and does not need the box."""
+    current = slot.load(state, box)
+    if current is not None and (taken := slot.displacement(state, box)):
+        progress.note(f"prod of box {box}: {taken}")
+        progress.note(_bring_back(current, state, progress))
+
+
+def require_port(plan: ServePlan, state: Path) -> None:
+    """Raises UsageError where the plan's port is taken by anything but prod, which is about to be stopped."""
+    current = slot.load(state, plan.box)
+    if current is None or current.plan.port != plan.port or not prod_server.is_alive(current):
+        check_port(plan.host, plan.port)
+
+
+def start(experiment: Experiment, progress: Progress) -> str:
+    """Fill the empty slot of the box with the experiment's plan and serve it; returns the line that says so.
+
+    The checkpoint must be prepared. Raises UsageError where the slot is taken, BootError where the server does not come
+    up; that, and an interrupt, leave the slot empty.
+    """
+    box = experiment.box
+    on_prod_port = replace(experiment, box=replace(box, port=box.prod_port or box.port))
+    found = inputs.gather(on_prod_port)
+    with lease.hold(box.name, "prod start", found.state):
+        for line in journal.reap(found.state):
+            progress.note(line)
+        if current := slot.load(found.state, box.name):
+            raise UsageError(
+                f"prod of box {box.name} is {current.plan.variant} since {current.since_utc}; "
+                f"empty the slot with `python -m orchestrator prod stop box={box.name}` first"
+            )
+        new = Slot(found.plan(), experiment.engine, box, slot.now_utc(), _user(), nonce="")
+        try:
+            return _line("serves", prod_server.boot(new, found.state, progress))
+        except BaseException:
+            if begun := slot.load(found.state, box.name):
+                prod_server.end(begun)
+            slot.remove(found.state, box.name)
+            raise
+
+
+def stop(state: Path, box: str, progress: Progress, now: bool = False) -> str:
+    """Drain prod (unless `now`), stop it and empty the slot: nothing brings it back."""
+    with lease.hold(box, "prod stop", state):
+        try:
+            current = slot.load(state, box)
+        except OrchestratorError as error:
+            slot.remove(state, box)
+            return f"the slot of box {box} is empty now; a server of it may still run: {error}"
+        if current is None:
+            raise UsageError(f"there is no prod on box {box}; `python -m orchestrator prod` lists the slots")
+        if not now and prod_server.is_healthy(current):
+            prod_server.drain(current, progress)
+        prod_server.end(current)
+        slot.remove(state, box)
+        devices.require_clear(current.box)
+    return f"prod of box {box} ({current.plan.variant}) is stopped and its slot is empty"
+
+
+def show(state: Path) -> str:
+    """Every slot as text."""
+    lines = []
+    for box in slot.boxes(state):
+        try:
+            current = slot.load(state, box)
+        except OrchestratorError as error:
+            lines.append(f"box {box}: {error}")
+            continue
+        health = "healthy" if prod_server.is_healthy(current) else "NOT SERVING"
+        lines += [
+            f"box {box}: {current.plan.variant} at {current.base_url}, {health}",
+            f"  model {current.model}, plan {current.plan.fingerprint}, engine {current.engine.kind}",
+            f"  since {current.since_utc}, by {current.by}",
+        ]
+        if taken := slot.displacement(state, box):
+            lines.append(f"  {taken}")
+    return "\n".join(lines) or "no prod slot is filled; fill one with `python -m orchestrator prod start +variant=NAME`"
+
+
+def guard(state: Path, progress: Progress) -> list[Outcome]:
+    """One pass: end what killed runs left, and bring back every prod that should serve and that no live run owes."""
+    outcomes = [Outcome(line, True) for line in journal.reap(state)]
+    for box in slot.boxes(state):
+        try:
+            current = slot.load(state, box)
+            taken = slot.displacement(state, box)
+            if taken is None and prod_server.is_healthy(current):
+                outcomes.append(Outcome(_line("serves", current), True))
+                continue
+            with lease.hold(box, "guard", state):
+                current, taken = slot.load(state, box), slot.displacement(state, box)
+                if current is None:  # emptied while this pass began
+                    continue
+                why = [Outcome(f"prod of box {box}: {taken}", True)] if taken else []
+                outcomes += [*why, Outcome(_bring_back(current, state, progress), True)]
+        except lease.Busy as busy:
+            outcomes.append(Outcome(f"{busy}; prod is its to bring back", True))
+        except OrchestratorError as error:
+            outcomes.append(Outcome(str(error), False))
+    return outcomes
+
+
+def _bring_back(prod: Slot, state: Path, progress: Progress) -> str:
+    """Prod serves, proven by its name, and the displacement is closed; returns the line that says so."""
+    try:
+        if not prod_server.is_healthy(prod):
+            prod = _serve_again(prod, state, progress)
+    except OrchestratorError as error:
+        raise NotBack(
+            f"prod of box {prod.box.name} is NOT back: {error}; then run `python -m orchestrator guard`", error.detail
+        ) from error
+    except KeyboardInterrupt:
+        print("prod is not back yet; run `python -m orchestrator guard`", file=sys.stderr)
+        raise
+    slot.close_displacement(state, prod.box.name)
+    return _line("is back:", prod)
+
+
+def _serve_again(prod: Slot, state: Path, progress: Progress) -> Slot:
+    if prod_server.is_alive(prod):  # loading, after a restart by its engine or by a guard that was stopped
+        try:
+            prod_server.wait(prod, state, progress)
+            return prod
+        except OrchestratorError as error:
+            progress.note(str(error))
+    prod_server.end(prod)
+    return prod_server.boot(prod, state, progress)
+
+
+def _line(verb: str, prod: Slot) -> str:
+    return f"prod of box {prod.box.name} {verb} {prod.plan.variant} at {prod.base_url}, healthy, as {prod.model}"
+
+
+def _user() -> str:
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        return f"uid {os.getuid()}"

@@ -1,0 +1,166 @@
+"""The server of a prod slot: started to outlive its starter, found again by the nonce of its boot, proven by name."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from orchestrator import devices, engines, evidence, journal, probe, slot
+from orchestrator.boot import check_port
+from orchestrator.engines import Server
+from orchestrator.engines.process import processes_of
+from orchestrator.errors import BootError, UsageError
+from orchestrator.plan import secrets_of, with_nonce
+from orchestrator.progress import Progress, span
+from orchestrator.slot import Slot
+
+POLL_S = 0.25
+PORT_WAIT_S = 10  # the kernel may keep the port of a server that has just been stopped
+IDLE_READINGS = 2  # in a row: a request may lie between two queues at the moment of one reading
+
+
+def is_healthy(prod: Slot) -> bool:
+    """Whether the slot's own boot answers: /health is 200 and /v1/models carries its nonce."""
+    return probe.serves(prod.base_url, prod.model)
+
+
+def is_alive(prod: Slot) -> bool:
+    """Whether anything of the slot's boot runs, ready or not. Raises UsageError where its daemon is away."""
+    if prod.plan.container is None:
+        return bool(processes_of(prod.nonce))
+    from orchestrator.engines.container import ALIVE
+
+    with _containers(prod) as found:
+        return any(container.status in ALIVE or container.status == "restarting" for container in found)
+
+
+def boot(prod: Slot, state: Path, progress: Progress) -> Slot:
+    """Start the slot's plan under a new nonce and wait until it is healthy; returns the slot as it now serves.
+
+    The nonce is on disk before the server starts. Raises BootError, with nothing left running, where it does not
+    come up, UsageError where the machine is not clear; an interrupted wait leaves it coming up.
+    """
+    devices.require_clear(prod.box)
+    _require_port(prod)
+    secrets = secrets_of(prod.plan, os.environ)
+    fresh = replace(prod, nonce=journal.new_nonce())
+    slot.save(state, fresh)
+    directory = slot.directory(state, fresh)
+    (directory / "attest").mkdir(parents=True)
+    argv, env, _ = with_nonce(fresh.plan, fresh.nonce, directory / "attest", secrets)
+    labels = {"box": fresh.plan.box, "purpose": "prod"}
+    server = engines.start(fresh.plan, fresh.engine, argv, env, fresh.nonce, directory, labels)
+    try:
+        wait(fresh, state, progress, server)
+    except BootError:
+        server.stop(fresh.engine.stop_grace_s)
+        raise
+    _restart_with_its_daemon(fresh)
+    return fresh
+
+
+def wait(prod: Slot, state: Path, progress: Progress, server: Server | None = None) -> None:
+    """Until the boot is healthy. Raises BootError where it ends first, or is not ready by the engine's deadline."""
+    started = time.monotonic()
+    with progress.stage(f"prod boot of {prod.plan.variant}"):
+        while not is_healthy(prod):
+            timeout_s = prod.engine.ready_timeout_s
+            reason = server.exit_reason() if server else (None if is_alive(prod) else "is gone")
+            if reason is None and time.monotonic() - started > timeout_s:
+                reason = f"was not ready after {timeout_s:.0f} s"
+            if reason is not None:
+                log_path = slot.directory(state, prod) / engines.LOG_NAME
+                log = log_path.read_text(errors="replace") if log_path.exists() else ""
+                cause = evidence.hint(log)
+                line = f"prod ({prod.plan.variant}) {reason}" + (f": {cause}" if cause else "")
+                raise BootError(f"{line}; its log: {log_path}", evidence.last_useful_lines(log), log_path)
+            time.sleep(POLL_S)
+
+
+def drain(prod: Slot, progress: Progress) -> None:
+    """Wait until no request runs or waits. Raises UsageError at the box's deadline: prod serves on, untouched."""
+    timeout_s = prod.box.drain_timeout_s
+    deadline = time.monotonic() + timeout_s
+    idle = 0
+    with progress.stage(f"drain prod ({prod.plan.variant})") as stage:
+        while idle < IDLE_READINGS:
+            count = probe.requests_in_flight(prod.base_url)
+            if count is None:
+                raise UsageError(
+                    f"{prod.base_url}/metrics does not say how many requests prod serves, so it is left alone; serve "
+                    "it without --disable-log-stats, or stop it with `python -m orchestrator prod stop --now`"
+                )
+            idle = 0 if count else idle + 1
+            if count and time.monotonic() > deadline:
+                raise UsageError(
+                    f"prod ({prod.plan.variant}) still serves {count} requests after {span(timeout_s)}, so it is left "
+                    "alone; try again when it is idle, or raise box.drain_timeout_s"
+                )
+            stage.note = f"{count} requests in flight"
+            time.sleep(POLL_S)
+
+
+def end(prod: Slot) -> None:
+    """SIGTERM, the engine's grace, then SIGKILL; afterwards nothing of the boot is left, else BootError."""
+    grace_s = prod.engine.stop_grace_s
+    if prod.plan.container is None:
+        left = processes_of(prod.nonce)
+        inner = {process.pid for process in left}
+        for process in left:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if process.ppid() not in inner:  # the server's first process ends the others in order
+                    process.terminate()
+        psutil.wait_procs(left, timeout=grace_s)
+        engines.reap("process", None, prod.nonce)
+        return
+    from docker.errors import APIError
+
+    from orchestrator.engines import daemon
+
+    socket = daemon.socket_of(prod.engine)
+    with _containers(prod) as found:
+        for container in found:
+            with contextlib.suppress(APIError):  # gone, or not to be stopped: `reap` removes it the hard way
+                daemon.patiently(lambda c=container: c.stop(timeout=round(grace_s)), prod.engine.kind, socket)
+    engines.reap(prod.engine.kind, socket, prod.nonce)
+
+
+def _restart_with_its_daemon(prod: Slot) -> None:
+    """Docker starts it again after a crash or a reboot. Podman takes no such change: there the guard boots it."""
+    if prod.plan.container is None or prod.engine.kind != "docker":
+        return
+    with _containers(prod) as found:
+        for container in found:
+            container.update(restart_policy={"Name": "unless-stopped"})
+
+
+def _require_port(prod: Slot) -> None:
+    deadline = time.monotonic() + PORT_WAIT_S
+    while True:
+        try:
+            return check_port(prod.plan.host, prod.plan.port)
+        except UsageError:
+            if time.monotonic() > deadline:
+                raise
+        time.sleep(POLL_S)
+
+
+@contextmanager
+def _containers(prod: Slot) -> Iterator[list[Any]]:
+    """The containers of the slot's boot, dead or alive, while the client is open."""
+    from orchestrator.engines import container, daemon
+
+    kind, socket = prod.engine.kind, daemon.socket_of(prod.engine)
+    client = daemon.connect(kind, socket)
+    try:
+        yield daemon.patiently(lambda: container.containers_of(client, prod.nonce), kind, socket)
+    finally:
+        client.close()
