@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import socket
 import subprocess
@@ -18,9 +17,10 @@ RUN_TIMEOUT_S = 900
 
 @dataclass
 class Machine:
-    """Where this session's runs keep their things; set ORCHESTRATOR_E2E_DIR to keep them between sessions."""
+    """Where runs keep their things: models and compile caches under `root`, records under `root/records`."""
 
     root: Path
+    records: str = "records"
     port: int = field(default_factory=lambda: free_port())
 
     @property
@@ -29,11 +29,11 @@ class Machine:
 
     @property
     def state(self) -> Path:
-        return self.root / "state"
+        return self.root / self.records / "state"
 
     @property
     def tracking(self) -> Path:
-        return self.root / "mlruns"
+        return self.root / self.records / "mlruns"
 
     def overrides(self) -> list[str]:
         places = [f"paths.cache={self.cache}", f"paths.state={self.state}", f"paths.tracking={self.tracking}"]
@@ -67,8 +67,7 @@ def free_port() -> int:
 
 @pytest.fixture(scope="session")
 def machine(tmp_path_factory) -> Machine:
-    root = os.environ.get("ORCHESTRATOR_E2E_DIR")
-    return Machine(Path(root) if root else tmp_path_factory.mktemp("e2e"))
+    return Machine(tmp_path_factory.mktemp("e2e"))
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,7 @@ import subprocess
 
 import pytest
 
-from tests.e2e.conftest import ROOT, Machine, free_port
+from tests.e2e.conftest import ROOT, Machine
 
 pytestmark = pytest.mark.vllm
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.vllm
 @pytest.fixture
 def bare(tmp_path) -> Machine:
     """A machine on which nothing was prepared."""
-    return Machine(tmp_path, free_port())
+    return Machine(tmp_path)
 
 
 def assert_refused(done: subprocess.CompletedProcess[str], said: str) -> None:
@@ -55,7 +55,7 @@ def test_a_taken_port_is_refused_before_anything_is_prepared(bare):
 
 def test_a_full_disk_is_one_line_and_leaves_nothing(bare):
     """On a file system of its own with room for half a model, in a mount namespace that ends with the command."""
-    bare.cache.mkdir()
+    bare.cache.mkdir(parents=True)
     command = shlex.join(bare.command("+variant=bf16", "box.disk_free_gib=0"))
     cache = shlex.quote(str(bare.cache))
     look = f"find {cache} -name '*.safetensors'"

@@ -1,6 +1,9 @@
 """TTFT and ITL of one server by `vllm bench serve` and by our client, in turns and on prompts of one kind.
 
-As a script: python tests/e2e/peer_bench.py BASE_URL MODEL TOKENIZER_DIR [PYTHON_WITH_VLLM]
+    python benchmarks/peer_client.py +variant=bf16 box=cpu
+
+boots the variant (prepared and warm from an earlier run), measures both clients on it in alternating rounds and
+prints medians and their ratio.
 """
 
 from __future__ import annotations
@@ -16,8 +19,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from orchestrator import lease
 from orchestrator.bench.load import closed_loop
+from orchestrator.boot import serving
 from orchestrator.client import Client, Completion
+from orchestrator.config import load
+from orchestrator.inputs import gather
 from orchestrator.records import Target
 
 # `vllm bench serve` without the `vllm` command, which looks for a distribution of that name
@@ -124,8 +131,17 @@ def side_by_side(
     }
 
 
+def main(overrides: Sequence[str]) -> None:
+    inputs = gather(load(overrides))
+    plan = inputs.plan()
+    with (
+        lease.hold(plan.box, "benchmarks/peer_client.py", inputs.state),
+        serving(plan, inputs.experiment.engine, "measured", inputs.state) as running,
+    ):
+        python = inputs.experiment.engine.python or sys.executable
+        for metric, (theirs, own) in side_by_side(running.target, plan.checkpoint.path, python).items():
+            print(f"{metric}: vllm bench serve {theirs:.2f}, ours {own:.2f}, ratio {own / theirs:.3f}")
+
+
 if __name__ == "__main__":
-    url, model, tokenizer_dir, *rest = sys.argv[1:]
-    table = side_by_side(Target(url, model, 4096), tokenizer_dir, rest[0] if rest else sys.executable)
-    for metric, (theirs, own) in table.items():
-        print(f"{metric}: vllm bench serve {theirs:.2f}, ours {own:.2f}, difference {100 * (own / theirs - 1):+.1f}%")
+    main(sys.argv[1:])
