@@ -4,27 +4,26 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import socket
 import time
-import urllib.error
-import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from orchestrator import compile_cache, engines, evidence, journal, owner
+from orchestrator import compile_cache, engines, evidence, interrupts, journal, owner, probe
 from orchestrator.engines import Server, daemon
 from orchestrator.errors import BootError, OrchestratorError, UsageError
 from orchestrator.plan import ServePlan, secrets_of, with_nonce
-from orchestrator.records import Boot, Target
+from orchestrator.records import Boot, EnvReading, Target
 from orchestrator.schema import Engine
 
 POLL_S = 0.25
-HTTP_TIMEOUT_S = 5
+SERVERS = frozenset({"api_server", "engine_core", "worker"})  # roles that live as long as the boot
 FAILED_ENGINE_S = 20  # for a server whose engine failed to end by itself, which it does not always
+
+_opened: list[Path] = []  # the directories of this process's boots
 
 
 @dataclass
@@ -37,10 +36,10 @@ class Running:
 
 def check_port(host: str, port: int) -> None:
     """Raises UsageError where something listens on the port, or it cannot be bound."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind((host, port))
+            listener.bind((host, port))
         except OSError as error:
             raise UsageError(
                 f"box.port: {host}:{port} cannot be used ({error.strerror}); stop its owner, or set box.port=N"
@@ -62,39 +61,60 @@ def serving(plan: ServePlan, engine: Engine, purpose: str, state: Path) -> Itera
     before = compile_cache.compiled(cache_dir)
     nonce = journal.new_nonce()
     socket_url = daemon.socket_of(engine) if plan.container else None
-    directory = journal.open_boot(state, nonce, purpose, plan.fingerprint, engine.kind, socket_url)
-    log_path = directory / engines.LOG_NAME
-    argv, env, name = with_nonce(plan, nonce, directory / "attest", secrets)
-    boot = Boot(nonce, purpose, plan.fingerprint, cache_state, _now(), log_path=str(log_path))
-    started = time.monotonic()
     labels = {"box": plan.box, "purpose": purpose, "owner": str(owner.current().pid)}
-    running: Running | None = None
-    try:
-        server = engines.start(plan, engine, argv, env, nonce, directory, labels)
-    except UsageError:
-        journal.close_boot(directory)  # nothing was started
-        raise
-    except BaseException:
-        with _uninterrupted(), suppress(OrchestratorError):  # what cannot be ended now stays in the journal
-            engines.reap(engine.kind, socket_url, nonce)
-            journal.close_boot(directory)
-        raise
-    try:
-        max_len = _wait_ready(plan, server, name, log_path, engine.ready_timeout_s)
-        boot = _inspect(plan, replace(boot, boot_s=time.monotonic() - started), server, directory)
-        running = Running(Target(f"http://{plan.host}:{plan.port}", name, max_len), boot)
-        yield running
-        rss = server.peak_rss_bytes()
-        died = server.exit_reason()
-        faults = [f"the server ended while it was measured ({died})"] if died else []
-    finally:
-        with _uninterrupted():
-            server.stop(engine.stop_grace_s)
-            journal.close_boot(directory)
+    server: Server | None = None
+    nothing_started = False
+    with interrupts.once() as interrupted:
+        directory = journal.open_boot(state, nonce, purpose, plan.fingerprint, engine.kind, socket_url)
+        _opened.append(directory)
+        try:
+            log_path = directory / engines.LOG_NAME
+            argv, env, name = with_nonce(plan, nonce, directory / "attest", secrets)
+            boot = Boot(nonce, purpose, plan.fingerprint, cache_state, _now(), log_path=str(log_path))
+            started = time.monotonic()
+            server = engines.start(plan, engine, argv, env, nonce, directory, labels)
+            max_len = _wait_ready(plan, server, name, log_path, engine.ready_timeout_s)
+            boot = _inspect(plan, replace(boot, boot_s=time.monotonic() - started), server, directory)
+            running = Running(Target(f"http://{plan.host}:{plan.port}", name, max_len), boot)
+            yield running
+            rss: int | None = server.peak_rss_bytes()
+            faults = _ended(server, boot.processes)
+        except UsageError:
+            nothing_started = server is None
+            raise
+        finally:
+            interrupted.held = True  # a second Ctrl-C must not leave the server running
+            if server is not None:
+                server.stop(engine.stop_grace_s)
+                journal.close_boot(directory)
+            else:
+                with suppress(OrchestratorError):  # what cannot be ended now stays in the journal
+                    if not nothing_started:
+                        engines.reap(engine.kind, socket_url, nonce)
+                    journal.close_boot(directory)
+    rss = None if faults else rss  # the sum lacks what ended
     fresh = compile_cache.compiled(cache_dir) - before
     if cache_state == "warm" and fresh:
         faults.append(f"a warm boot compiled {len(fresh)} files, for example {sorted(fresh)[0]}")
     running.boot = _with_faults(replace(running.boot, rss_peak_bytes=rss, compiled_files=len(fresh)), faults)
+
+
+def left_open() -> list[str]:
+    """The nonces of this process's boots of which something may still run, as the journal has it."""
+    return [path.name for path in _opened if not json.loads((path / "journal.json").read_text())["ended"]]
+
+
+def _ended(server: Server, at_ready: Sequence[EnvReading]) -> list[str]:
+    """Which of the server's processes ended while it was measured: its first one, or any that was there when ready."""
+    if died := server.exit_reason():
+        return [f"the server ended while it was measured ({died})"]
+    left = {reading.pid for reading in server.readings(())}
+    gone = [
+        f"{reading.role} (pid {reading.pid})"
+        for reading in at_ready
+        if reading.role in SERVERS and reading.pid not in left
+    ]
+    return [f"ended while the server was measured: {', '.join(gone)}"] if gone else []
 
 
 def _wait_ready(plan: ServePlan, server: Server, name: str, log_path: Path, timeout_s: float) -> int:
@@ -116,22 +136,14 @@ def _wait_ready(plan: ServePlan, server: Server, name: str, log_path: Path, time
             cause = evidence.hint(log)
             line = f"the server of variant {plan.variant} {reason}" + (f": {cause}" if cause else "")
             raise BootError(f"{line}; its log: {log_path}", evidence.last_useful_lines(log), log_path)
-        if _get(f"{base}/health") is not None and evidence.kv_tokens(_read(log_path)) is not None:
-            windows = _windows(_get(f"{base}/v1/models"))
+        if probe.body(f"{base}/health") is not None and evidence.kv_tokens(_read(log_path)) is not None:
+            windows = probe.served_windows(base)
             if name in windows:
                 return windows[name]
             raise BootError(
                 f"{base} answers for {', '.join(windows) or 'no model'}, not for this boot; end that server first"
             )
         time.sleep(POLL_S)
-
-
-def _windows(body: bytes | None) -> dict[str, int]:
-    """Served name -> window in tokens from /v1/models; empty for an answer that is none of vLLM's."""
-    try:
-        return {model["id"]: int(model["max_model_len"]) for model in json.loads(body or b"{}")["data"]}
-    except (ValueError, KeyError, TypeError):
-        return {}
 
 
 def _inspect(plan: ServePlan, boot: Boot, server: Server, directory: Path) -> Boot:
@@ -151,26 +163,6 @@ def _inspect(plan: ServePlan, boot: Boot, server: Server, directory: Path) -> Bo
 
 def _with_faults(boot: Boot, faults: list[str]) -> Boot:
     return replace(boot, status="invalid", reasons=(*boot.reasons, *faults)) if faults else boot
-
-
-@contextmanager
-def _uninterrupted() -> Iterator[None]:
-    """Signals wait until the server is down: a second Ctrl-C must not leave it running."""
-    signals = (signal.SIGINT, signal.SIGTERM)
-    signal.pthread_sigmask(signal.SIG_BLOCK, signals)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
-
-
-def _get(url: str) -> bytes | None:
-    """The body of a 200 answer, else None."""
-    try:
-        with urllib.request.urlopen(url, timeout=HTTP_TIMEOUT_S) as answer:
-            return answer.read()
-    except (urllib.error.URLError, OSError):
-        return None
 
 
 def _read(path: Path) -> str:

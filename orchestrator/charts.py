@@ -134,7 +134,7 @@ def kl(measurement: Measurement) -> Picture | None:
         axes = figure.subplots()
         for row, (name, mean) in enumerate(means.items()):
             low, high = bounds[name]
-            spread = [[max(mean - low, 0.0)], [max(high - mean, 0.0)]]
+            spread = [[max(mean - low, 0.0)], [max(high - mean, 0.0)]] if high > low else None  # a point has no bar
             axes.errorbar(
                 mean, row, xerr=spread, fmt="o", color=paper.first, capsize=5, label="" if row else "mean, interval"
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,9 +28,13 @@ class Checkpoint:
     recipe_id: str
 
 
-def locate(model: Model, weights: Weights, cache: Path, quantizer_sha256: str, calibration_sha256: str) -> Checkpoint:
+def locate(model: Model, weights: Weights, cache: Path, builder_sha256: str, calibration_sha256: str) -> Checkpoint:
     """The checkpoint of `model` in the format of `weights`, named before it exists. Pure: looks at no file."""
-    recipe: dict[str, Any] = {"source_sha256": model.source.sha256, "format": weights.format}
+    recipe: dict[str, Any] = {
+        "source_sha256": model.source.sha256,
+        "format": weights.format,
+        "builder_sha256": builder_sha256,
+    }
     if weights.quantized:
         recipe |= {
             "bits": weights.bits,
@@ -38,10 +43,25 @@ def locate(model: Model, weights: Weights, cache: Path, quantizer_sha256: str, c
             "seed": model.quantize.seed,
             "steps": model.quantize.steps,
             "calibration_sha256": calibration_sha256,
-            "quantizer_sha256": quantizer_sha256,
         }
     recipe_id = digest.of_value(recipe)[:12]
     return Checkpoint(str(cache / "models" / model.name / f"{weights.name}-{recipe_id}"), recipe, recipe_id)
+
+
+def damage(directory: Path) -> str:
+    """What differs between a prepared directory's files and its manifest, or an empty string. Reads every byte."""
+    try:
+        manifest = json.loads((directory / "manifest.json").read_text())
+        files = {name: (entry["bytes"], entry["sha256"]) for name, entry in manifest["files"].items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return "manifest.json is missing or unreadable"
+    for name, (size, sha256) in sorted(files.items()):
+        path = directory / name
+        if not path.is_file():
+            return f"{name} is missing"
+        if path.stat().st_size != size or digest.of_file(path) != sha256:
+            return f"{name} is not what its manifest says"
+    return "" if files else "manifest.json names no file"
 
 
 def find(model: Model, weights: Weights, models_dir: str | None) -> Checkpoint:

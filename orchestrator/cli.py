@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import errno
+import io
 import math
 import os
 import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 from orchestrator import __version__
 from orchestrator.errors import OrchestratorError, UsageError
@@ -122,11 +125,12 @@ def _number(option: str, word: str) -> float:
 
 def _run(options: Options) -> int:
     from orchestrator import config
-    from orchestrator.run import run
+    from orchestrator.run import run, run_all
 
-    jobs = config.expand(options.overrides) if options.multirun else [list(options.overrides)]
-    experiments = [config.load(job) for job in jobs]  # a mistake in the last job stops the first
-    return max(run(experiment, job, quiet=options.quiet) for experiment, job in zip(experiments, jobs, strict=True))
+    if not options.multirun:
+        return run(config.load(options.overrides), options.overrides, quiet=options.quiet)
+    jobs = config.expand(options.overrides)
+    return run_all([(config.load(job), job) for job in jobs], quiet=options.quiet)
 
 
 def _plan(options: Options) -> int:
@@ -233,6 +237,7 @@ VERBS: dict[str, Callable[[Options], int]] = {
     "cache list": _cache_list,
     "cache prune": _cache_prune,
 }
+READERS = frozenset({"plan", "prod", "cache", "cache list"})  # what they print is all that they do
 SECOND_WORDS = {"prod": ("start", "stop"), "cache": ("list", "prune")}
 OPTION_OF = {
     "json": "plan",
@@ -248,35 +253,60 @@ OPTION_OF = {
 
 def main(arguments: Sequence[str]) -> int:
     """Run one command line; returns its exit status."""
-    if any(word in ("-h", "--help") for word in arguments):
-        print(HELP, end="")
-        return 0
-    if "--version" in arguments:
-        print(__version__)
-        return 0
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a path may have letters that the locale has not
     signal.signal(signal.SIGTERM, _interrupt)
-    signal.signal(signal.SIGHUP, _interrupt)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup
+        signal.signal(signal.SIGHUP, _interrupt)
+    options: Options | None = None
     try:
-        options = parse(arguments)
-        return VERBS[options.verb](options)
+        if {"-h", "--help", "--version"}.isdisjoint(arguments):
+            options = parse(arguments)
+            status = VERBS[options.verb](options)
+        else:
+            status = _about(arguments)
+        if sys.stdout is not None:
+            sys.stdout.flush()  # here, where what goes wrong is said in one line
+        return status
     except OrchestratorError as error:
         return _fail(str(error), error.exit_code, error.detail)
     except KeyboardInterrupt:
-        return _fail("interrupted; every server of this run is down", INTERRUPTED)
+        return _fail(_interrupted(), INTERRUPTED)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader of our output left
-        return 0
+        _discard_output()  # its reader left
+        return 0 if options is None or options.verb in READERS else 1
     except OSError as error:
-        if error.errno in DISK_FULL:
-            return _fail(
-                f"the disk is full ({error.filename or 'writing'}); free some space, or set paths.cache, paths.state",
-                2,
-            )
-        if error.filename:
-            return _fail(
-                f"{error.filename}: {error.strerror}; paths.cache, paths.state and paths.tracking must be writable", 2
-            )
-        raise
+        if error.filename is None and (options is None or options.verb in READERS):
+            _discard_output()
+            return _fail(f"the output cannot be written ({error.strerror}); send it elsewhere", 2)
+        if error.errno is None:
+            raise
+        return _fail(_said(error), 2)
+
+
+def _about(arguments: Sequence[str]) -> int:
+    print(__version__ if {"-h", "--help"}.isdisjoint(arguments) else HELP.rstrip("\n"))
+    return 0
+
+
+def _discard_output() -> None:
+    """What is left in the buffer goes nowhere; else the interpreter fails on it again when it ends."""
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _said(error: OSError) -> str:
+    """One line for what the operating system refused."""
+    if error.errno in DISK_FULL:
+        return f"the disk is full ({error.filename or 'writing'}); free some space, or set paths.cache, paths.state"
+    if error.filename is None:
+        return f"{error.strerror}; see `python -m orchestrator doctor`"
+    name = os.fsdecode(error.filename)
+    if error.errno in (errno.ENOTDIR, errno.EEXIST):
+        above = [path for path in (Path(name), *Path(name).parents) if path.is_file()]
+        if above:
+            return f"{above[0]} is a file, where a directory is wanted; set paths.cache, paths.state or paths.tracking"
+    return f"{name}: {error.strerror}; paths.cache, paths.state and paths.tracking must be writable"
 
 
 def entry() -> int:
@@ -288,8 +318,17 @@ def _interrupt(_signal: int, _frame: object) -> None:
     raise KeyboardInterrupt
 
 
+def _interrupted() -> str:
+    boot = sys.modules.get("orchestrator.boot")
+    left = boot.left_open() if boot else []
+    if not left:
+        return "interrupted; every server of this run is down"
+    return f"interrupted; of boot {', '.join(left)} something may still run: `python -m orchestrator guard` ends it"
+
+
 def _fail(message: str, code: int, detail: str = "") -> int:
-    print(f"orchestrator: {message}", file=sys.stderr)
-    if detail:
-        print(detail, file=sys.stderr)
+    with suppress(BrokenPipeError):  # nobody reads it; the status still tells
+        print(f"orchestrator: {message}", file=sys.stderr)
+        if detail:
+            print(detail, file=sys.stderr)
     return code

@@ -20,7 +20,7 @@ def state(cache_dir: Path) -> State:
         record = json.loads((cache_dir / "state.json").read_text())
     except (FileNotFoundError, ValueError):
         return "cold"
-    return "warm" if record.get("state") == "warm" else "cold"
+    return "warm" if isinstance(record, dict) and record.get("state") == "warm" else "cold"
 
 
 def mark(cache_dir: Path, new: Literal["warming", "warm"]) -> None:

@@ -52,16 +52,16 @@ def tags(inputs: Inputs, plan: ServePlan, box_detected: bool) -> dict[str, str]:
 
 
 def git_commit() -> str:
-    """The commit of the checkout this runs from, with "-dirty" for changes; "none" for an installed package."""
-    here = Path(__file__).parent
+    """The commit of the checkout this runs from, with "-dirty" for changes; "none" for an installed package, also where
+    it is installed inside another project's checkout."""
+    here = Path(__file__)
     try:
-        out = subprocess.run(
-            ["git", "-C", str(here), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"],
-            capture_output=True,
-            text=True,
-            timeout=10,
-            check=True,
-        )
+        _git(here.parent, "ls-files", "--error-unmatch", here.name)
+        return _git(here.parent, "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*").strip()
     except (OSError, subprocess.SubprocessError):
         return "none"
-    return out.stdout.strip()
+
+
+def _git(directory: Path, *arguments: str) -> str:
+    command = ["git", "-C", str(directory), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout

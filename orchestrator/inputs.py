@@ -36,7 +36,7 @@ class Inputs:
         model = self.experiment.box.model
         if model.source is None:
             return checkpoint.find(model, weights, self.experiment.box.models_dir)
-        return checkpoint.locate(model, weights, self.cache, self.plugin.quantizer_sha256, self.calibration_sha256)
+        return checkpoint.locate(model, weights, self.cache, self.plugin.builder_sha256, self.calibration_sha256)
 
     def plan(self) -> ServePlan:
         """The plan of the experiment's variant."""

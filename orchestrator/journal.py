@@ -6,10 +6,13 @@ import json
 import secrets
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from orchestrator import engines, owner
 from orchestrator.errors import OrchestratorError
 from orchestrator.records import write_json
+
+ENGINES = ("process", "docker", "podman")
 
 
 def new_nonce() -> str:
@@ -40,26 +43,59 @@ def open_boot(
 def close_boot(directory: Path) -> None:
     """Record that nothing of the boot runs any more."""
     path = directory / "journal.json"
-    write_json(path, {**json.loads(path.read_text()), "ended": True})
+    try:
+        record = _read(path)
+    except (OSError, ValueError):
+        record = {"owner": asdict(owner.current())}
+    write_json(path, {**record, "ended": True})
 
 
 def reap(state: Path) -> list[str]:
-    """End the servers of boots whose orchestrator is gone; returns a line for each boot closed."""
+    """End the servers of boots whose orchestrator is gone; returns a line for each boot closed.
+
+    A journal that cannot be understood is moved aside, after the processes of its boot were ended.
+    """
     lines = []
     for path in sorted((state / "boots").glob("*/journal.json")):
+        nonce = path.parent.name
         try:
-            record = json.loads(path.read_text())
-            abandoned = not record["ended"] and not owner.from_mapping(record["owner"]).alive()
-        except (ValueError, KeyError):
-            abandoned, record = True, {"owner": {"pid": "unknown"}}
-        if not abandoned:
+            record = _read(path)
+            if record["ended"] or owner.from_mapping(record["owner"]).alive():
+                continue
+            of = f"of process {record['owner']['pid']}, which is gone"
+        except OSError as error:
+            lines.append(f"boot {nonce} is left as it is: {path} cannot be read ({error.strerror})")
             continue
-        nonce, of = path.parent.name, f"of process {record['owner']['pid']}, which is gone"
+        except ValueError:
+            record, of = None, f"has a damaged journal, moved to {path.name}.damaged"
         try:
-            ended = engines.reap(**record.get("engine", {"kind": "process", "socket": None}), nonce=nonce)
+            ended = engines.reap(**_engine_of(record), nonce=nonce)
+            if record is None:
+                path.replace(path.with_name(f"{path.name}.damaged"))
+                record = {"owner": asdict(owner.current())}
+            write_json(path, {**record, "ended": True})
         except OrchestratorError as error:
+            of = of.partition(", moved")[0]
             lines.append(f"boot {nonce} {of}, may still run; the next start tries again: {error}")
             continue
-        write_json(path, {**record, "ended": True})
         lines.append(f"boot {nonce} {of}: ended {ended} server processes or containers")
     return lines
+
+
+def _engine_of(record: dict[str, Any] | None) -> dict[str, Any]:
+    return (record or {}).get("engine", {"kind": "process", "socket": None})
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """A boot's record. Raises ValueError where it is not one."""
+    record = json.loads(path.read_text())
+    try:
+        owner.from_mapping(record["owner"]).alive()
+        engine = _engine_of(record)
+        sound = isinstance(record["ended"], bool) and engine.keys() == {"kind", "socket"}
+        sound = sound and engine["kind"] in ENGINES and isinstance(engine["socket"], str | None)
+    except (KeyError, TypeError, AttributeError, OverflowError) as error:
+        raise ValueError(f"{path}: no record of a boot") from error
+    if not sound:
+        raise ValueError(f"{path}: no record of a boot")
+    return record

@@ -138,7 +138,7 @@ def resolve(variant: Variant, max_num_seqs: int) -> dict[str, str]:
     values = {name: knob.default for name, knob in REGISTRY.items()} | from_activation(variant)
     for name, value in variant.knobs.items():
         if name not in REGISTRY:
-            raise UsageError(f"{where}: there is no knob {name}; {_meant(name)}")
+            raise UsageError(f"{where}: there is no knob {name}; {meant(name)}")
         values[name] = REGISTRY[name].render(value, where)
     for broken, message in RULES:
         if broken(values, variant, max_num_seqs):
@@ -146,7 +146,7 @@ def resolve(variant: Variant, max_num_seqs: int) -> dict[str, str]:
     return dict(sorted(values.items()))
 
 
-def _meant(name: str) -> str:
+def meant(name: str) -> str:
     """What to write in place of a name that the registry does not have."""
     if f"RADIANCE_{name}" in REGISTRY:  # what a launch script calls it; the server never reads that name
         return f"did you mean RADIANCE_{name}?"

@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from orchestrator.records import Boot, Measurement
 
@@ -62,6 +63,11 @@ class Pivot:
     place: str
     heads: tuple[str, ...]
     rows: tuple[tuple[int, tuple[float | None, ...]], ...]
+
+
+def bench_name(bench: str, params: Mapping[str, Any]) -> str:
+    """What a suite's bench with these parameters is called before it has a Measurement."""
+    return "word_problems" if bench == "gsm8k" and params.get("source", "own") == "own" else bench
 
 
 def bench_key(measurement: Measurement) -> str:

@@ -110,7 +110,7 @@ def explained(path: Path) -> Iterator[None]:
     except Exception as error:
         if type(error).__module__.split(".")[0] not in ("mlflow", "sqlalchemy", "alembic"):
             raise
-        raise TrackingError(explain(path, error), str(error)) from error
+        raise TrackingError(explain(path, error)) from error
 
 
 def explain(path: Path, error: Exception) -> str:
@@ -125,6 +125,10 @@ def explain(path: Path, error: Exception) -> str:
         return (
             f"{path} was locked by another process for {LOCK_WAIT_S} s; end it (`fuser {path}` names it), {ELSEWHERE}"
         )
+    if code in (errno.ENOTDIR, errno.EEXIST):
+        return f"{path.parent} is a file, or below one; a directory is wanted: move the file away, {ELSEWHERE}"
+    if code == errno.EISDIR or path.is_dir():
+        return f"{path} is a directory, where the database goes; move it away, {ELSEWHERE}"
     if code in (errno.EACCES, errno.EPERM, errno.EROFS) or "readonly database" in text or "unable to open" in text:
         return f"{path} cannot be written (read-only); make it writable, {ELSEWHERE}"
     if "not a database" in text or "malformed" in text:

@@ -20,6 +20,8 @@ from orchestrator.stack import Stack
 
 NONCE_VARIABLE = "RADIANCE_BOOT_NONCE"
 ATTEST_VARIABLE = "RADIANCE_ATTEST_DIR"
+KNOB_FAMILIES = ("RADIANCE_PAROQUANT", "RADIANCE_PQ", "RADIANCE_MXFP4_", "RADIANCE_NVFP4_")  # read by the plugin alone
+SECRET_ENDINGS = ("TOKEN", "KEY", "SECRET", "PASSWORD", "PASSWD", "CREDENTIAL", "CREDENTIALS")
 
 __all__ = ["Container", "Mount", "Resolved", "ServePlan", "as_json", "render", "secrets_of", "with_nonce"]
 
@@ -155,12 +157,31 @@ def _check_box(variant: Variant, box: Box, engine: Engine) -> None:
         raise UsageError(f"box.container: box {box.name} has no image; choose engine=process")
     if engine.kind != "process" and engine.python is not None:
         raise UsageError("engine.python: a container's interpreter is box.container.python; set that")
-    for name in box.env:
+    for name, value in box.env.items():
+        _check_name("box.env", name)
         if name in knobs.REGISTRY:
             raise UsageError(f"box.env: {name} is a knob; set it with +variant.knobs.{name}=VALUE")
-    for name in box.env_secret:
+        if name.startswith(KNOB_FAMILIES):
+            raise UsageError(f"box.env: there is no knob {name}; {knobs.meant(name)}")
+        if any(part.endswith(SECRET_ENDINGS) for part in name.upper().split("_")):
+            raise UsageError(f"box.env: {name} looks like a secret; export it and name it in box.env_secret instead")
+        if not value.strip() or "\0" in value:
+            raise UsageError(f"box.env: {name} is empty; write a value, or remove it")
+    for n, name in enumerate(box.env_secret):
+        _check_name("box.env_secret", name)
         if name in box.env or name in knobs.REGISTRY or name.startswith("RADIANCE_"):
             raise UsageError(f"box.env_secret: {name} is recorded elsewhere in plain; take it out of one of the two")
+        if name in box.env_secret[:n]:
+            raise UsageError(f"box.env_secret: {name} is there twice; keep one")
+        if name == "VLLM_API_KEY":
+            raise UsageError("box.env_secret: the benches send no key, so VLLM_API_KEY would shut them out; remove it")
+
+
+def _check_name(where: str, name: str) -> None:
+    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+        raise UsageError(f"{where}: {name!r} is no name of a variable; correct it")
+    if name in OF_THE_PLAN:
+        raise UsageError(f"{where}: {name} is the plan's to set; remove it")
 
 
 def _markers(box: Box, variant: Variant, knob_values: Mapping[str, str]) -> Markers:
@@ -199,3 +220,6 @@ def _base_env(at: Places) -> dict[str, str]:
         "AITER_ROOT_DIR": f"{at.cache}/aiter",
         "SPT_NOENV": "1",  # setproctitle would otherwise overwrite the environment that the proof reads
     }
+
+
+OF_THE_PLAN = frozenset({NONCE_VARIABLE, ATTEST_VARIABLE, *_base_env(Places(*[""] * 7))})

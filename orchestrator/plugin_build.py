@@ -22,11 +22,11 @@ QUANTIZER = ("formats", "rotation.py", "quantize.py", "fit.py", "calibrate.py", 
 
 @dataclass(frozen=True)
 class PluginBuild:
-    """`sha256` covers the package's Python files; `quantizer_sha256` those that decide a checkpoint's bytes."""
+    """`sha256` covers the package's Python files; `builder_sha256` those that decide a checkpoint's bytes."""
 
     version: str
     sha256: str
-    quantizer_sha256: str
+    builder_sha256: str
     source: str  # directory of the package
 
 

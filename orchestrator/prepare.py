@@ -11,16 +11,20 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
+import psutil
 import yaml
 
-from orchestrator.checkpoint import CALIBRATION, Checkpoint
+from orchestrator import owner
+from orchestrator.checkpoint import CALIBRATION, Checkpoint, damage
 from orchestrator.errors import OrchestratorError, UsageError
 from orchestrator.records import write_bytes, write_json
 from orchestrator.schema import Experiment, Source
@@ -30,6 +34,16 @@ if TYPE_CHECKING:
 
 RECIPE_FILE = "recipe.json"
 BUILDER_GRACE_S = 10
+DIES_WITH_PARENT = """\
+import ctypes, os, signal, sys
+ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG, which an exec keeps
+if os.getppid() != int(sys.argv[1]):  # the parent was faster
+    sys.exit(1)
+try:
+    os.execvp(sys.argv[2], sys.argv[2:])
+except OSError as error:
+    sys.exit(f"{sys.argv[2]} does not start ({error.strerror}); name another with engine.python=")
+"""
 EXPECTED_S = {"convert": 40, "quantize": 150}
 
 
@@ -51,6 +65,9 @@ def ensure(experiment: Experiment, unquantized: Checkpoint, wanted: Checkpoint, 
     if model.source is None:
         return made
     python = experiment.engine.python or sys.executable
+    for checkpoint in {wanted.path: wanted, unquantized.path: unquantized}.values():
+        if is_prepared(checkpoint) and (fault := damage(Path(checkpoint.path))):
+            raise UsageError(f"{checkpoint.path} is damaged: {fault}; remove the directory and run again")
     if not is_prepared(unquantized):
         arguments = ["from-gguf", "--gguf", str(_source_file(model.source)), "--sha256", model.source.sha256]
         if _build(python, arguments, unquantized, f"convert {model.name} to bf16", EXPECTED_S["convert"], progress):
@@ -97,7 +114,7 @@ def _build(
 ) -> bool:
     target = Path(checkpoint.path)
     target.parent.mkdir(parents=True, exist_ok=True)
-    with _exclusive(target.with_suffix(".lock")):
+    with _exclusive(target.with_suffix(".lock")) as lock:
         if is_prepared(checkpoint):  # another process made it while this one waited
             return False
         if target.exists():
@@ -110,7 +127,7 @@ def _build(
             shutil.rmtree(stale, ignore_errors=True)  # of a preparation that was killed; the lock is ours
         try:
             with progress.stage(label, expected_s) as stage:
-                _run_builder([python, "-m", "paroquant_gfx1201.build", *arguments, "--out", str(building)], stage)
+                _run_builder([python, "-m", "paroquant_gfx1201.build", *arguments, "--out", str(building)], stage, lock)
             write_json(building / RECIPE_FILE, dict(checkpoint.recipe))
             building.rename(target)
         finally:
@@ -118,12 +135,17 @@ def _build(
     return True
 
 
-def _run_builder(argv: list[str], stage: Stage) -> None:
-    """Run the plugin's builder: its progress is JSON lines on stdout, its failure one line on stderr."""
+def _run_builder(argv: list[str], stage: Stage, lock: TextIO) -> None:
+    """Run the plugin's builder: its progress is JSON lines on stdout, its failure one line on stderr.
+
+    It dies with this process; `lock` holds who it is, for the next one to end where it does not.
+    """
+    command = [sys.executable, "-I", "-S", "-c", DIES_WITH_PARENT, str(os.getpid()), *argv]
     with subprocess.Popen(
-        argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     ) as process:
         try:
+            _write(lock, json.dumps(asdict(_owner_of(process.pid))))
             for line in process.stdout:
                 if line.startswith('{"event"'):
                     event = json.loads(line)
@@ -138,14 +160,32 @@ def _run_builder(argv: list[str], stage: Stage) -> None:
             except subprocess.TimeoutExpired:
                 os.killpg(process.pid, signal.SIGKILL)
             raise
+        finally:
+            _write(lock, "")
     if code:
         lines = [line for line in errors.strip().splitlines() if line.strip()] or [f"exit status {code}"]
         kind = UsageError if code == 2 else OrchestratorError
         raise kind(f"preparing the model failed: {lines[-1]}", "\n".join(lines[-12:-1]))
 
 
+def _owner_of(pid: int) -> owner.Owner:
+    return owner.Owner(pid, psutil.Process(pid).create_time(), socket.gethostname())
+
+
 @contextmanager
-def _exclusive(path: Path) -> Iterator[None]:
-    with path.open("w") as stream:
+def _exclusive(path: Path) -> Iterator[TextIO]:
+    """Hold the lock, with the builder of a preparation that was killed ended; yields its file."""
+    with path.open("a+") as stream:
         fcntl.flock(stream, fcntl.LOCK_EX)
-        yield
+        stream.seek(0)
+        with suppress(ValueError, KeyError, TypeError, ProcessLookupError):  # no builder, or it has just ended
+            left = owner.from_mapping(json.loads(stream.read()))
+            if left.host == socket.gethostname() and left.alive():
+                os.killpg(left.pid, signal.SIGKILL)
+        yield stream
+
+
+def _write(stream: TextIO, text: str) -> None:
+    stream.truncate(0)
+    stream.write(text)
+    stream.flush()

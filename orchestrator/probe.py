@@ -10,13 +10,14 @@ import urllib.request
 from orchestrator.errors import InvalidMeasurement
 
 HTTP_TIMEOUT_S = 5
+DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # a box's server is never behind http_proxy
 IN_FLIGHT = ("vllm:num_requests_running", "vllm:num_requests_waiting")
 
 
 def body(url: str) -> bytes | None:
     """The body of a 200 answer, else None."""
     try:
-        with urllib.request.urlopen(url, timeout=HTTP_TIMEOUT_S) as answer:
+        with DIRECT.open(url, timeout=HTTP_TIMEOUT_S) as answer:
             return answer.read()
     except (urllib.error.URLError, http.client.HTTPException, OSError):
         return None

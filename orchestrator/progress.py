@@ -5,6 +5,7 @@ On a terminal one line a stage is redrawn; elsewhere a stage is a line when it s
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -118,8 +119,11 @@ class Progress:
             return
         if self._live is not None:
             self._live.console.print(line, markup=False, highlight=False, soft_wrap=True)
-        else:
+            return
+        try:
             print(line, file=self._stream, flush=True)
+        except OSError:  # nobody reads it any more; the work goes on, and the interpreter's last flush must not fail
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
 
     def _indent(self, stage: Stage) -> str:
         return "  " * self._stages.index(stage)

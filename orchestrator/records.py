@@ -8,12 +8,13 @@ Numbers carry their unit in the field or metric name. Metric names are stable ac
 from __future__ import annotations
 
 import json
+import math
 import os
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, get_args, get_origin
 
 import cattrs
 
@@ -83,7 +84,53 @@ class Boot:
     reasons: tuple[str, ...] = field(default=())
 
 
+class _WrongType(ValueError):
+    """A value that is not of the declared type; its text says which one is wanted."""
+
+
+def _integer(value: Any, _kind: type) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise _WrongType(f"{value!r} is no whole number; write one, as in 8")
+    return value
+
+
+def _number(value: Any, _kind: type) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise _WrongType(f"{value!r} is no finite number; write one, as in 1.5")
+    return float(value)
+
+
+def _truth(value: Any, _kind: type) -> bool:
+    if not isinstance(value, bool):
+        raise _WrongType(f"{value!r} is neither true nor false; write one of them")
+    return value
+
+
+def _text(value: Any, _kind: type) -> str:
+    if not isinstance(value, str):
+        raise _WrongType(f"{value!r} is no text; put it in quotes, as in '1'")
+    return value
+
+
+def _is_tuple(kind: Any) -> bool:
+    return get_origin(kind) is tuple and get_args(kind)[1:] == (Ellipsis,)
+
+
+def _tuple_hook(kind: Any) -> Any:
+    structure = cattrs.cols.homogenous_tuple_structure_factory(kind, _converter)
+
+    def checked(value: Any, wanted: Any) -> tuple:
+        if not isinstance(value, list | tuple):  # a text would become the tuple of its letters
+            raise _WrongType(f"{value!r} is no list; write one, as in [a,b]")
+        return structure(value, wanted)
+
+    return checked
+
+
 _converter = cattrs.Converter(forbid_extra_keys=True)
+for _kind, _hook in ((int, _integer), (float, _number), (bool, _truth), (str, _text)):  # cattrs itself coerces
+    _converter.register_structure_hook(_kind, _hook)
+_converter.register_structure_hook_factory(_is_tuple, _tuple_hook)
 
 
 def to_jsonable(record: Any) -> Any:
@@ -96,10 +143,17 @@ def from_jsonable(kind: type[T], data: Any) -> T:
 
     Raises ValueError with one line naming the key that is wrong.
     """
+    if not isinstance(data, Mapping):
+        raise ValueError(f"expected a mapping @ {kind.__name__}")
     try:
         return _converter.structure(data, kind)
-    except (cattrs.BaseValidationError, cattrs.StructureHandlerNotFoundError) as error:
-        raise ValueError("; ".join(cattrs.transform_error(error, path=kind.__name__))) from error
+    except (cattrs.BaseValidationError, cattrs.StructureHandlerNotFoundError, _WrongType) as error:
+        said = cattrs.transform_error(error, path=kind.__name__, format_exception=_format)
+        raise ValueError(" ".join("; ".join(said).split())) from error
+
+
+def _format(error: BaseException, kind: type | None) -> str:
+    return str(error) if isinstance(error, _WrongType) else cattrs.v.format_exception(error, kind)
 
 
 def write_json(path: Path, data: Any) -> None:

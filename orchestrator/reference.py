@@ -19,7 +19,10 @@ import numpy
 from orchestrator.errors import UsageError
 from orchestrator.records import write_bytes, write_json
 
-FORMAT = 1
+FORMAT = 2
+FIELDS = frozenset(
+    {"format", "stack", "top_k", "corpora", "documents", "first_text", "scores_sha256", "manifest_sha256"}
+)
 
 
 @dataclass(frozen=True)
@@ -38,8 +41,16 @@ class Reference:
     top_k: int
     corpora: Mapping[str, str]  # name -> SHA-256
     first_text: str = ""  # the first document's text by the reference's tokenizer
-    floor_nats: Mapping[str, float] | None = None  # corpus -> mean KL of the reference against itself
+    floor_kl_nats: tuple[numpy.ndarray, ...] = ()  # per document, float64 (T-1,): its second pass against its first
     stack: str = ""  # fingerprint of what served it
+
+    @property
+    def floor_nats(self) -> dict[str, float]:
+        """Corpus -> mean KL of the reference against itself over all positions; empty without a second pass."""
+        of_corpus: dict[str, list[numpy.ndarray]] = {}
+        for document, kl_nats in zip(self.documents, self.floor_kl_nats, strict=bool(self.floor_kl_nats)):
+            of_corpus.setdefault(document.corpus, []).append(kl_nats)
+        return {corpus: float(numpy.concatenate(parts).mean()) for corpus, parts in of_corpus.items()}
 
 
 def directory(cache_dir: Path, stack: str, key: str) -> Path:
@@ -56,6 +67,8 @@ def save(cache_dir: Path, stack: str, key: str, reference: Reference) -> Path:
         arrays[f"{number}.token_ids"] = document.token_ids
         arrays[f"{number}.top_ids"] = document.top_ids
         arrays[f"{number}.top_logprobs"] = document.top_logprobs
+    for number, kl_nats in enumerate(reference.floor_kl_nats):
+        arrays[f"{number}.floor_kl_nats"] = kl_nats
     numpy.savez_compressed(content, **arrays)
     write_bytes(path / "scores.npz", content.getvalue())
     manifest = {
@@ -66,10 +79,9 @@ def save(cache_dir: Path, stack: str, key: str, reference: Reference) -> Path:
         "corpora": dict(reference.corpora),
         "documents": [document.corpus for document in reference.documents],
         "first_text": reference.first_text,
-        "floor_nats": dict(reference.floor_nats or {}),
         "scores_sha256": hashlib.sha256(content.getvalue()).hexdigest(),
     }
-    write_json(path / "manifest.json", manifest)
+    write_json(path / "manifest.json", {**manifest, "manifest_sha256": _sha256_of(manifest)})
     return path
 
 
@@ -87,12 +99,14 @@ def load(cache_dir: Path, stack: str, key: str) -> Reference | None:
 def read(path: Path, stack: str) -> Reference:
     """The reference in directory `path`, which must be one of `stack`."""
     try:
-        manifest: dict[str, Any] = json.loads((path / "manifest.json").read_text())
+        manifest: Any = json.loads((path / "manifest.json").read_text())
         content = (path / "scores.npz").read_bytes()
     except (OSError, ValueError) as error:
-        raise UsageError(f"KL reference {path} cannot be read: {error}; remove it to have it made again") from error
-    if manifest.get("format") != FORMAT or hashlib.sha256(content).hexdigest() != manifest.get("scores_sha256"):
-        raise UsageError(f"KL reference {path} is damaged or of another format; remove it to have it made again")
+        raise UsageError(f"KL reference {path} cannot be read: {error}; delete the directory to remake it") from error
+    if not isinstance(manifest, dict) or not manifest.keys() >= FIELDS or manifest["format"] != FORMAT:
+        raise UsageError(f"KL reference {path} is damaged or of another format; delete the directory to remake it")
+    if hashlib.sha256(content).hexdigest() != manifest["scores_sha256"] or not _as_written(manifest):
+        raise UsageError(f"KL reference {path} is damaged or of another format; delete the directory to remake it")
     require_stack(manifest["stack"], stack, str(path))
     with numpy.load(io.BytesIO(content), allow_pickle=False) as arrays:
         documents = tuple(
@@ -104,14 +118,26 @@ def read(path: Path, stack: str) -> Reference:
             )
             for number, corpus in enumerate(manifest["documents"])
         )
+        floors = [f"{number}.floor_kl_nats" for number in range(len(documents))]
+        floor_kl_nats = tuple(arrays[name] for name in floors if name in arrays)
     return Reference(
         documents=documents,
         top_k=manifest["top_k"],
         corpora=manifest["corpora"],
         first_text=manifest["first_text"],
-        floor_nats=manifest["floor_nats"],
+        floor_kl_nats=floor_kl_nats,
         stack=manifest["stack"],
     )
+
+
+def _as_written(manifest: Mapping[str, Any]) -> bool:
+    """Whether the manifest is as `save` wrote it: the order of its documents too."""
+    rest = {name: value for name, value in manifest.items() if name != "manifest_sha256"}
+    return manifest["manifest_sha256"] == _sha256_of(rest)
+
+
+def _sha256_of(manifest: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
 
 
 def require_stack(found: str, wanted: str, where: str) -> None:

@@ -218,9 +218,10 @@ def _kl_table(metrics: Mapping[str, float]) -> Table:
     whats = ("mean_nats", "median_nats", "p99_nats", "floor_nats", "top1_agreement", "coverage", "positions")
     rows = []
     for name in labels.by_name(metrics, "kl.mean_nats"):
-        low, high = (labels.text(metrics.get(f"kl.mean_nats.{name}.{end}")) for end in ("ci_low", "ci_high"))
+        ends = [metrics[key] for end in ("low", "high") if (key := f"kl.mean_nats.{name}.ci_{end}") in metrics]
+        spread = " to ".join(map(labels.text, ends)) if ends else "none"  # too few documents for one
         cells = [labels.text(metrics.get(f"kl.{what}.{name}"), labels.words(what)[1]) for what in whats]
-        rows.append((name, cells[0], f"{low} to {high}", *cells[1:]))
+        rows.append((name, cells[0], spread, *cells[1:]))
     heads = [labels.head(what) for what in whats]
     return Table("KL against the reference by corpus", ("Corpus", heads[0], "Interval (nats)", *heads[1:]), tuple(rows))
 

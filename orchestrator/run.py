@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
+import sys
+import traceback
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +19,7 @@ from orchestrator import (
     config,
     devices,
     identity,
+    interrupts,
     journal,
     lease,
     plugin_build,
@@ -28,7 +32,7 @@ from orchestrator.bench.context import BenchContext
 from orchestrator.bench.warm import warm
 from orchestrator.boot import Running, serving
 from orchestrator.corpora import Corpora
-from orchestrator.errors import BootError, InvalidMeasurement, UsageError
+from orchestrator.errors import BootError, InvalidMeasurement, OrchestratorError, UsageError
 from orchestrator.inputs import Inputs, gather, require_present
 from orchestrator.plan import ServePlan
 from orchestrator.progress import Progress
@@ -37,6 +41,7 @@ from orchestrator.reference import Reference
 from orchestrator.schema import Experiment
 
 OK, FAILED, INVALID = 0, 1, 3
+EXIT = {"ok": OK, "failed": FAILED, "invalid": INVALID}  # by what `report.verdict` says
 EXPECTED_BOOT_S = {"cold": 75.0, "warm": 30.0}
 
 
@@ -67,10 +72,48 @@ class Run:
 
 def run(experiment: Experiment, overrides: Sequence[str], quiet: bool = False) -> int:
     """Measure one variant; returns the exit status. Raises OrchestratorError for what stopped it."""
+    return _run(_checked(experiment), overrides, quiet)
+
+
+def run_all(jobs: Sequence[tuple[Experiment, Sequence[str]]], quiet: bool = False) -> int:
+    """Measure each (experiment, its overrides); returns the worst exit status.
+
+    All of them are checked before the first starts, which raises UsageError. One that fails after that is said on
+    stderr and does not stop the others; an interrupt does.
+    """
+    checked = [(_checked(experiment), overrides) for experiment, overrides in jobs]
+    return max([_outcome(inputs, overrides, quiet) for inputs, overrides in checked], default=OK)
+
+
+def _outcome(inputs: Inputs, overrides: Sequence[str], quiet: bool) -> int:
+    code, said = FAILED, ""
+    try:
+        code = _run(inputs, overrides, quiet)
+        said = "" if code == OK else f"exit status {code}"
+    except OrchestratorError as error:
+        code, said = error.exit_code, "\n".join(part for part in (str(error), error.detail) if part)
+    except Exception:  # a defect, which keeps its traceback
+        said = traceback.format_exc()
+    if said:
+        with suppress(OSError):
+            print(f"orchestrator: job {' '.join(overrides)}: {said}", file=sys.stderr)
+    return code
+
+
+def _checked(experiment: Experiment) -> Inputs:
+    """What the run is made of. Raises UsageError for all that can be known to be wrong before anything starts."""
     inputs = gather(experiment)
-    plan = inputs.plan()
-    require_present(plan)
+    require_present(inputs.plan())
+    if not experiment.suite.benches:
+        raise UsageError(
+            f"suite.benches: suite {experiment.suite.name} has no bench left, so nothing would be measured"
+        )
     bench.require_suite(experiment.suite.benches, BenchContext(experiment.suite.seed, Corpora(inputs.cache)))
+    return inputs
+
+
+def _run(inputs: Inputs, overrides: Sequence[str], quiet: bool) -> int:
+    experiment, plan = inputs.experiment, inputs.plan()
     progress = Progress(quiet=quiet)
     with _on_the_box(inputs, plan, overrides, progress), ExitStack() as prod_down:
         from orchestrator.tracking import Tracker
@@ -85,7 +128,10 @@ def run(experiment: Experiment, overrides: Sequence[str], quiet: bool = False) -
             this.log.log_json("plan.json", to_jsonable(plan))
             _prepare(inputs, progress)
             prod_down.enter_context(prod.displaced(inputs, progress))  # ends after the record: NotBack is no failed run
-            return _measure(this, tracker)
+            _measure(this)
+            record, code = _conclude(this)
+        _show(record, tracker)
+    return code
 
 
 def prepare_only(experiment: Experiment, overrides: Sequence[str], quiet: bool = False) -> int:
@@ -125,7 +171,8 @@ def _recorded(this: Run) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        this.log.finish("KILLED", "interrupted")
+        with interrupts.once(held=True):
+            this.log.finish("KILLED", "interrupted")
         raise
     except BaseException as error:
         if isinstance(error, BootError) and error.log_path:
@@ -141,7 +188,7 @@ def _prepare(inputs: Inputs, progress: Progress) -> list[str]:
     return prepare.ensure(inputs.experiment, inputs.checkpoint(inputs.reference_variant().weights), wanted, progress)
 
 
-def _measure(this: Run, tracker: Any) -> int:
+def _measure(this: Run) -> None:
     kl_reference = _reference(this) if "kld" in this.suite.benches else None
     with _warm_serving(this, this.plan, "measured") as running:
         for name in (name for name in bench.REGISTRY if name in this.suite.benches):
@@ -150,8 +197,8 @@ def _measure(this: Run, tracker: Any) -> int:
                 context = this.context(stage.advance, kl_reference)
                 measurement = asyncio.run(bench.measure_one(name, running.target, raw, context))
             this.measurements.append(measurement)
-            this.log.log_measurement(measurement)
-    return _conclude(this, tracker)
+            # The samples are safe at once; numbers follow when the boot has ended and is known to be valid.
+            this.log.log_measurement(replace(measurement, metrics={}))
 
 
 def _reference(this: Run) -> Reference:
@@ -185,6 +232,7 @@ def _warm_serving(this: Run, plan: ServePlan, purpose: str) -> Iterator[Running]
         compile_cache.mark(cache_dir, "warming")
         with _boot(this, plan, "warmup"):
             pass
+        _require_usable(this.boots[-1])  # one that died did not compile all
         compile_cache.mark(cache_dir, "warm")
     with _boot(this, plan, purpose) as running:
         yield running
@@ -216,28 +264,46 @@ def _require_usable(boot: Boot) -> None:
         raise InvalidMeasurement(f"boot {boot.nonce} is INVALID: {boot.reasons[0]}", "\n".join(boot.reasons[1:]))
 
 
-def _conclude(this: Run, tracker: Any) -> int:
-    from orchestrator import report, table
-    from orchestrator.tracking import ui_command
+def _conclude(this: Run) -> tuple[dict[str, Any], int]:
+    """Judge, record and end the run; returns its record and the exit status: both say what the report says."""
+    from orchestrator import report
 
     boot = this.boots[-1]
-    reasons = [*boot.reasons, *(f"{m.bench}: {m.reason}" for m in this.measurements if m.status != "ok")]
-    status = "INVALID" if reasons else "OK"
+    if boot.status == "ok":
+        this.log.log_metrics(_boot_metrics(boot))
+    else:
+        this.measurements = [_unusable(found, boot) for found in this.measurements]
+    for found in this.measurements:
+        this.log.log_measurement(found)
     record = {
-        "status": status,
-        "reasons": reasons,
         "run_id": this.log.run_id,
         "plan": to_jsonable(this.plan),
         "boots": this.boots,
         "measurements": this.measurements,
     }
-    this.log.log_metrics(_boot_metrics(boot))
+    state, reasons = report.verdict(record)
     this.log.log_text("report.html", report.render(record))
-    this.log.set_tag("verdict", status)
+    this.log.set_tag("verdict", report.VERDICTS[state])
     this.log.finish("FINISHED", "; ".join(reasons))
-    table.show(record)
-    print(f"MLflow run {this.log.run_id}; open the UI with:\n  {ui_command(tracker.directory)}")
-    return INVALID if reasons else OK
+    return record, EXIT[state]
+
+
+def _unusable(measurement: Measurement, boot: Boot) -> Measurement:
+    """The measurement of an invalid boot: no numbers, whatever it found."""
+    reasons = [f"boot {boot.nonce}: {boot.reasons[0]}", *([measurement.reason] if measurement.reason else [])]
+    return replace(measurement, status="invalid", reason="; ".join(reasons), metrics={})
+
+
+def _show(record: dict[str, Any], tracker: Any) -> None:
+    """Print the result. A reader that left, as in `| true`, changes nothing about the run."""
+    from orchestrator import table
+    from orchestrator.tracking import ui_command
+
+    try:
+        table.show(record)
+        print(f"MLflow run {record['run_id']}; open the UI with:\n  {ui_command(tracker.directory)}", flush=True)
+    except (OSError, SystemExit):  # rich makes a SystemExit of a broken pipe
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or the interpreter fails when it flushes at its end
 
 
 def _boot_metrics(boot: Boot) -> dict[str, float]:

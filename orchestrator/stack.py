@@ -80,13 +80,18 @@ def _here() -> tuple[str, dict[str, str]]:
 
 def _query(python: str) -> tuple[str, dict[str, str]]:
     try:
-        out = subprocess.run(
-            [python, "-c", _QUERY], capture_output=True, text=True, timeout=QUERY_TIMEOUT_S, check=True
-        )
+        out = subprocess.run([python, "-c", _QUERY], capture_output=True, timeout=QUERY_TIMEOUT_S, check=True)
     except (OSError, subprocess.SubprocessError) as error:
-        raise UsageError(f"engine.python: {python} cannot be asked for its packages ({error})") from None
-    version, packages = json.loads(out.stdout)
-    return version, packages
+        said = {"returncode": "exit status {}", "strerror": "{}", "timeout": "no answer in {} s"}
+        why = "; ".join(text.format(getattr(error, name)) for name, text in said.items() if hasattr(error, name))
+        raise UsageError(
+            f"engine.python: {python} cannot be asked for its packages ({why}); name an interpreter that has vLLM"
+        ) from None
+    try:
+        version, packages = json.loads(out.stdout)
+        return str(version), dict(packages)
+    except (ValueError, TypeError):
+        raise UsageError(f"engine.python: {python} is no Python interpreter; name one that has vLLM") from None
 
 
 def _cpu_model() -> str:

@@ -37,7 +37,8 @@ def summary_table(measurements: Sequence[Measurement], boots: Sequence[Boot]) ->
     table.add_column("value", justify="right", no_wrap=True)
     table.add_column("unit", no_wrap=True)
     table.add_column("notes", overflow="fold")
-    for rows in (*map(_boot_rows, boots[-1:]), *map(_rows, measurements)):
+    unusable = [boot for boot in boots[-1:] if boot.status != "ok"]
+    for rows in (*map(_boot_rows, boots[-1:]), *(_rows(found, unusable) for found in measurements)):
         for number, (bench, *cells) in enumerate(rows):
             style = "bold red" if cells[1] == "INVALID" else ""
             # Text, not markup: reasons and names come from servers and files.
@@ -64,10 +65,20 @@ def _boot_rows(boot: Boot) -> Iterator[Row]:
     yield "boot", "peak memory", labels.text(memory_gib), "GiB", ""
 
 
-def _rows(measurement: Measurement) -> Iterator[Row]:
+def _rows(measurement: Measurement, unusable: Sequence[Boot]) -> Iterator[Row]:
     bench = labels.title(measurement)
+    if unusable and measurement.status == "ok":
+        reasons = (f"boot {boot.nonce}: {'; '.join(boot.reasons)}" for boot in unusable)
+        yield bench, labels.bench_key(measurement), "INVALID", "", "; ".join(reasons)
+        return
     if measurement.status != "ok":
-        yield bench, measurement.bench, "INVALID", "", "; ".join([measurement.reason, *labels.counts(measurement)])
+        yield (
+            bench,
+            labels.bench_key(measurement),
+            "INVALID",
+            "",
+            "; ".join([measurement.reason, *labels.counts(measurement)]),
+        )
         return
     shown = [name for pattern in KEY_METRICS for name in measurement.metrics if pattern.fullmatch(name)]
     remarks = labels.counts(measurement)
@@ -98,4 +109,5 @@ def _spread(name: str, metrics: Mapping[str, float]) -> list[str]:
         return []
     floor = metrics.get(name.replace("mean_nats", "floor_nats"))
     low, high = metrics.get(f"{name}.ci_low"), metrics.get(f"{name}.ci_high")
-    return [f"{labels.text(low)} to {labels.text(high)}", f"floor {labels.text(floor)}"]
+    spread = "no interval" if low is None or high is None else f"{labels.text(low)} to {labels.text(high)}"
+    return [spread, f"floor {labels.text(floor)}"]

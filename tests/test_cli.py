@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -47,6 +48,12 @@ def assert_one_line(done: subprocess.CompletedProcess[str], said: str) -> None:
         (["run", "--diff", "int4", "int5"], "--diff belongs to plan"),
         (["run", "+variant=int4", "box=r9700x2", "box.models_dir=/nowhere"], "/nowhere/Qwen3.8-27B-PARO: no model is"),
         (["-m", "+variant=int5,int55", "box=cpu"], "there is no variant 'int55'"),
+        (["plan", "+variant=int5", "box=cpu", "engine.python=/bin/true"], "/bin/true is no Python interpreter"),
+        (["plan", "+variant=int5", "box=cpu", "engine.python=/bin/false"], "(exit status 1); name an interpreter"),
+        (["plan", "+variant=int5", "box=cpu", "+=x"], "'+=x' is no override"),
+        (["plan", "+variant=int4,int5", "box=cpu"], "add -m"),
+        (["plan", "+variant=int5", "box=cpu", "+variant.serve.max-num-seqs=abc"], "is no count"),
+        (["run", "+variant=int5", "box=cpu", "-q", "suite.benches.gsm8k.n=1.9"], "n"),
     ],
 )
 def test_a_mistake_in_what_is_declared_is_one_line_and_status_2(arguments, said):
@@ -98,3 +105,39 @@ def test_an_unwritable_directory_is_said(tmp_path):
     (tmp_path / "file").write_text("")
     done = orchestrator("+variant=int5", "box=cpu", f"paths.state={tmp_path}/file/state", "-q")
     assert done.returncode == 2 and "paths.state" in done.stderr and len(done.stderr.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize("place", ["cache", "state", "tracking"])
+def test_a_file_where_a_directory_goes_is_said(place, tmp_path):
+    (tmp_path / "file").write_text("")
+    places = {name: tmp_path / name for name in ("cache", "state", "tracking")} | {place: tmp_path / "file"}
+    done = orchestrator("+variant=int5", "box=cpu", "-q", *(f"paths.{name}={path}" for name, path in places.items()))
+    assert_one_line(done, f"{tmp_path}/file is a file")
+
+
+def through_a_shell(line: str, **env: str) -> subprocess.CompletedProcess[str]:
+    command = ["bash", "-c", f"set -o pipefail; {line}"]
+    environment = {**os.environ, "PY": f"{sys.executable} -m orchestrator", **env}
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=ROOT, check=False, env=environment)
+
+
+@pytest.mark.parametrize("verb", ["--help", "--version", "plan +variant=int5 box=cpu", "cache box=cpu"])
+def test_an_output_that_cannot_be_written_is_one_line(verb, tmp_path):
+    done = through_a_shell(f"$PY {verb} > /dev/full", XDG_CACHE_HOME=str(tmp_path), XDG_STATE_HOME=str(tmp_path))
+    assert_one_line(done, "the output cannot be written (No space left on device)")
+
+
+@pytest.mark.parametrize(
+    "line", ["$PY plan +variant=int5 box=cpu --json | true", "$PY --help | true", "$PY --help >&-"]
+)
+def test_an_output_that_nobody_reads_is_no_failure(line):
+    done = through_a_shell(line)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_letters_that_the_locale_has_not_are_shown_as_codes(tmp_path):
+    ascii_only = {"PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "LC_ALL": "C"}
+    done = through_a_shell("$PY plan +variant=int5 box=cpu", **ascii_only, XDG_CACHE_HOME=f"{tmp_path}/ä")
+    assert (done.returncode, done.stderr) == (0, "") and "/paro-orchestrator/serve/" in done.stdout
+    done = through_a_shell("$PY plan +variant=int5 box=cpu paths.cache=/tmp/ä", **ascii_only)
+    assert_one_line(done, "set LC_ALL=C.UTF-8")

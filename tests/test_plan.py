@@ -79,6 +79,33 @@ def test_a_boot_adds_its_nonce_and_nothing_else(plan_of, tmp_path):
         ("variant.speculation.tokens=3", "without a method"),
         ("variant.speculation.method=ngram", "needs at least 1"),
         ("+variant.serve.x=[1]", "not a plain value"),
+        ("+variant.serve.x=nan", "not a plain value"),
+        ("+variant.serve.x=''", "x is empty"),
+        ("+variant.serve.served_model_name=x", "served_model_name is the plan's to set"),
+        ("+variant.serve.served-model=x", "served-model is the plan's to set"),
+        ("+variant.serve.api_key=x", "api_key is refused: the benches send none"),
+        ("+box.serve.api-key=x", "box.serve: api-key is refused"),
+        ("+variant.serve.hf-token=x", "name HF_TOKEN in box.env_secret"),
+        ("+variant.serve.max-num-seqs=abc", "max-num-seqs='abc' is no count; write a whole number of at least 1"),
+        ("+variant.serve.max_num_seqs=abc", "max-num-seqs='abc' is no count"),
+        ("+variant.serve.max-num-seqs=true", "max-num-seqs=True is no count"),
+        ("+variant.serve.max-model-len=0", "max-model-len=0 is no count"),
+        ("box.serve.max-num-seqs=1.5", "box.serve: max-num-seqs=1.5 is no count"),
+        ("+variant.serve.gpu-memory-utilization=2", "is no fraction"),
+        ("+variant.serve.max-num-seqs=2 +variant.serve.max_num_seqs=2", "max-num-seqs is there twice"),
+        ("+box.serve.max_num_seqs=2", "box.serve: max-num-seqs is there twice"),
+        ("+box.env.PATH=/x", "PATH is the plan's to set"),
+        ("+box.env.VLLM_CACHE_ROOT=/x", "VLLM_CACHE_ROOT is the plan's to set"),
+        ("+box.env.RADIANCE_BOOT_NONCE=x", "RADIANCE_BOOT_NONCE is the plan's to set"),
+        ("+box.env.RADIANCE_PQ_I9='1'", "there is no knob RADIANCE_PQ_I9; did you mean RADIANCE_PQ_I8"),
+        ("+box.env.VLLM_ANY=", "VLLM_ANY is empty"),
+        ("+box.env.HF_TOKEN=hf_x", "looks like a secret; export it and name it in box.env_secret"),
+        ("+box.env.VLLM_API_KEY=x", "looks like a secret"),
+        ("+box.env.db_password=x", "looks like a secret"),
+        ("+box.env_secret=[PATH]", "PATH is the plan's to set"),
+        ("+box.env_secret=[A,A]", "A is there twice"),
+        ("+box.env_secret=[VLLM_API_KEY]", "the benches send no key"),
+        ("+box.env_secret=['A=B']", "is no name of a variable"),
         ("weights@variant.weights=mxfp4_paro", "box cpu cannot serve mxfp4-paro weights"),
         ("weights@variant.weights=nvfp4", "box cpu cannot serve nvfp4 weights"),
         ("speculation@variant.speculation=dflash7", "has no drafter; set variant.speculation.drafter"),
@@ -92,6 +119,26 @@ def test_a_boot_adds_its_nonce_and_nothing_else(plan_of, tmp_path):
 def test_what_a_variant_may_not_declare_is_refused(plan_of, override, said):
     with pytest.raises(UsageError, match=said):
         plan_of("+variant=int5", "box=cpu", *override.split())
+
+
+def test_what_a_box_may_declare_reaches_the_environment(plan_of):
+    more = ("+box.env.VLLM_ANY='1'", "+box.env.TOKENIZERS_PARALLELISM=false1", "+box.env.MAX_TOKENS='5'")
+    env = plan_of("+variant=int5", "box=cpu", *more).env
+    assert (env["VLLM_ANY"], env["TOKENIZERS_PARALLELISM"], env["MAX_TOKENS"]) == ("1", "false1", "5")
+
+
+def test_a_flag_with_underscores_is_the_flag_with_dashes(plan_of):
+    argv = [
+        plan_of("+variant=int5", "box=cpu", f"+variant.serve.{name}=4").argv
+        for name in ("max-num-seqs", "max_num_seqs")
+    ]
+    assert argv[0] == argv[1] and argv[0].count("--max-num-seqs") == 1
+
+
+def test_the_value_of_a_refused_secret_is_not_repeated(plan_of):
+    with pytest.raises(UsageError) as caught:
+        plan_of("+variant=int5", "box=cpu", "+box.env.HF_TOKEN=hf_very_secret")
+    assert "hf_very_secret" not in str(caught.value)
 
 
 def test_speculation_reaches_the_command_line(plan_of):

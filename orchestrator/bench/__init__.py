@@ -63,6 +63,7 @@ async def measure_one(name: str, target: Target, raw_params: Mapping[str, Any], 
     Wrong parameters and missing files raise UsageError: nothing was measured.
     """
     from orchestrator.bench.context import Clock, conclude
+    from orchestrator.labels import bench_name
 
     params = params_of(name, raw_params)
     clock = Clock.start()
@@ -73,7 +74,8 @@ async def measure_one(name: str, target: Target, raw_params: Mapping[str, Any], 
     except InvalidMeasurement as error:
         reason, notes = str(error), ()
     except Exception as error:  # a defect of a bench must invalidate its numbers, and stay findable
-        reason, notes = f"{name} crashed: {type(error).__name__}: {error}", (traceback.format_exc(),)
+        shown = bench_name(name, raw_params)
+        reason, notes = f"{shown} crashed: {type(error).__name__}: {error}", (traceback.format_exc(),)
     return conclude(
         bench=name, clock=clock, config=to_jsonable(params), metrics={}, samples=(), reason=reason, notes=notes
     )

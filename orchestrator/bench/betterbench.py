@@ -50,8 +50,10 @@ def expected_s(params: Params, rates: Rates) -> float:
 
 
 def require(params: Params, context: BenchContext) -> None:
-    """Raises UsageError where the corpora lack what `params` ask for."""
-    _choose(context.corpora.prompts()[1], params.prompts_per_category)
+    """Raises UsageError where the corpora lack what `params` ask for, or the longest output alone does not fit."""
+    chosen = _choose(context.corpora.prompts()[1], params.prompts_per_category)
+    longest = max(min(prompt.max_tokens, params.max_tokens) for prompt in chosen)
+    context.require_room(longest + 1, "benches.betterbench.max_tokens and a prompt")
 
 
 async def measure(target: Target, params: Params, context: BenchContext) -> Measurement:
@@ -83,6 +85,7 @@ async def measure(target: Target, params: Params, context: BenchContext) -> Meas
                 completion.sample(concurrency=level, category=prompt.category, prompt_id=prompt.id)
                 for prompt, completion in zip(chosen, done, strict=True)
             ]
+            samples.append(_level_sample(load, window))
             reason = window.reason
             if load.client_lag_p99_ms > params.max_client_lag_p99_ms:
                 reason = reason or f"the client fell behind: its timer was {load.client_lag_p99_ms:.0f} ms late (p99)"
@@ -169,6 +172,17 @@ def _level(load: Load, params: Params) -> dict[str, float]:
         levels[f"betterbench.itl_ms.p50.{where}"] = float(numpy.percentile(itl_ms, 50))
         levels[f"betterbench.itl_ms.p99.{where}"] = float(numpy.percentile(itl_ms, 99))
     return levels
+
+
+def _level_sample(load: Load, window: Window) -> dict[str, Any]:
+    """What a level's metrics need besides its requests: the client's lag, and the growth of the server's counters."""
+    drafter = speculation(window.before, window.after)
+    return {
+        "concurrency": load.requested_concurrency,
+        "client_lag_ms": [round(lag_ms, 4) for lag_ms in load.client_lag_ms],
+        "speculation": to_jsonable(drafter) if drafter else None,
+        "preemptions": growth(window.before, window.after, PREEMPTIONS),
+    }
 
 
 def _counted(level: int, window: Window) -> dict[str, float]:

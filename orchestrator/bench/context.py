@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.completion import Completion
 from orchestrator.corpora import Corpora
-from orchestrator.errors import InvalidMeasurement
+from orchestrator.errors import InvalidMeasurement, UsageError
 from orchestrator.metrics import PREFIX_CACHE_HITS, Snapshot, growth
 from orchestrator.records import Measurement
 
@@ -31,6 +31,13 @@ class BenchContext:
     advance: Callable[[int, int, str], None] = _silent  # done, total, what is being done
     reference: Reference | None = None  # kld only
     stack: str = ""  # fingerprint of what serves; kld refuses a reference of another one
+    window_tokens: int | None = None  # the server's max-model-len, where `require` may know it before a boot
+    max_logprobs: int | None = None  # the server's; negative is no bound
+
+    def require_room(self, tokens: int, what: str) -> None:
+        """Raises UsageError where `tokens` of prompt and output are known not to fit the server's window."""
+        if self.window_tokens is not None and tokens > self.window_tokens:
+            raise UsageError(f"{what} take {tokens} tokens, the server's max-model-len is {self.window_tokens}")
 
     def seed_for(self, *labels: object) -> int:
         """A 31-bit seed that depends on the suite's seed and the labels only, so that both arms get the same."""

@@ -41,9 +41,13 @@ def expected_s(params: Params, rates: Rates) -> float:
     )
 
 
-def require(_params: Params, context: BenchContext) -> None:
-    """Raises UsageError where the corpus cannot be read."""
+def require(params: Params, context: BenchContext) -> None:
+    """Raises UsageError where the corpus cannot be read or not even the shortest context fits."""
     context.corpora.prose()
+    context.require_room(
+        min(params.contexts_tokens) + params.generate_tokens,
+        "the shortest of benches.decode_ctx.contexts_tokens and generate_tokens",
+    )
 
 
 async def measure(target: Target, params: Params, context: BenchContext) -> Measurement:

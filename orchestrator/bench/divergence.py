@@ -19,6 +19,7 @@ from orchestrator.reference import Document, Reference
 
 RESIDUAL_FLOOR = 1e-9  # a residual below the rounding of float32 log probabilities is not evidence of mass
 RESAMPLES = 2000
+MIN_INTERVAL_DOCUMENTS = 5  # fewer resample to too few different means; one document has no spread at all
 
 
 @dataclass(frozen=True)
@@ -33,11 +34,10 @@ class DocumentDivergence:
 
 @dataclass(frozen=True)
 class Summary:
-    """Over all positions of one corpus; the interval is a percentile bootstrap over documents."""
+    """Over all positions of one corpus; `interval_nats` is None below MIN_INTERVAL_DOCUMENTS."""
 
     mean_nats: float
-    ci_low_nats: float
-    ci_high_nats: float
+    interval_nats: tuple[float, float] | None
     median_nats: float
     p99_nats: float
     top1_agreement: float
@@ -91,11 +91,9 @@ def _top1(document: Document) -> numpy.ndarray:
 def summarize(documents: Sequence[DocumentDivergence], seed: int) -> Summary:
     """Token-weighted: every position counts the same, whatever document it is in."""
     kl = numpy.concatenate([document.kl_nats for document in documents])
-    low, high = interval(documents, seed)
     return Summary(
         mean_nats=float(kl.mean()),
-        ci_low_nats=low,
-        ci_high_nats=high,
+        interval_nats=interval(documents, seed),
         median_nats=float(numpy.median(kl)),
         p99_nats=float(numpy.percentile(kl, 99)),
         top1_agreement=float(numpy.concatenate([document.top1_agrees for document in documents]).mean()),
@@ -104,8 +102,10 @@ def summarize(documents: Sequence[DocumentDivergence], seed: int) -> Summary:
     )
 
 
-def interval(documents: Sequence[DocumentDivergence], seed: int) -> tuple[float, float]:
-    """95% percentile bootstrap of the token-weighted mean, whole documents resampled."""
+def interval(documents: Sequence[DocumentDivergence], seed: int) -> tuple[float, float] | None:
+    """95% percentile bootstrap of the token-weighted mean, whole documents resampled; None of too few documents."""
+    if len(documents) < MIN_INTERVAL_DOCUMENTS:
+        return None
     sums = numpy.array([document.kl_nats.sum() for document in documents])
     counts = numpy.array([len(document.kl_nats) for document in documents])
     drawn = numpy.random.default_rng(seed).integers(len(documents), size=(RESAMPLES, len(documents)))

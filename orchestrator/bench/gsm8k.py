@@ -19,6 +19,7 @@ from orchestrator.bench.load import closed_loop
 from orchestrator.client import Client, Completion
 from orchestrator.corpora import Question
 from orchestrator.errors import UsageError
+from orchestrator.labels import bench_name
 from orchestrator.records import Measurement, Target, to_jsonable
 
 INSTRUCTION = "Think step by step. End with a line of the form: #### <number>"
@@ -44,7 +45,7 @@ class Params:
 
 
 def prefix(params: Params) -> str:
-    return "gsm8k" if params.source == "gsm8k" else "word_problems"
+    return bench_name("gsm8k", {"source": params.source})
 
 
 def expected_s(params: Params, rates: Rates) -> float:
@@ -53,8 +54,12 @@ def expected_s(params: Params, rates: Rates) -> float:
 
 
 def require(params: Params, context: BenchContext) -> None:
-    """Raises UsageError where there are not `n` questions; downloads the public set where it is wanted and absent."""
+    """Raises UsageError where there are not `n` questions, or the output alone does not fit.
+
+    Downloads the public set where it is wanted and absent.
+    """
     _questions(params, context)
+    context.require_room(params.max_tokens + 1, "benches.gsm8k.max_tokens and a prompt")
 
 
 async def measure(target: Target, params: Params, context: BenchContext) -> Measurement:

@@ -7,14 +7,14 @@ same ids. Formulas are in `orchestrator.bench.divergence`.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy
 
 from orchestrator.bench.context import BenchContext, Clock, Rates, conclude
-from orchestrator.bench.divergence import DocumentDivergence, compare, summarize
+from orchestrator.bench.divergence import MIN_INTERVAL_DOCUMENTS, DocumentDivergence, compare, summarize
 from orchestrator.client import Client
 from orchestrator.corpora import Corpus
 from orchestrator.errors import InvalidMeasurement, UsageError
@@ -52,8 +52,11 @@ def texts(params: Params, context: BenchContext) -> tuple[Corpus, ...]:
 
 
 def require(params: Params, context: BenchContext) -> None:
-    """Raises UsageError where a corpus cannot be read."""
+    """Raises UsageError where a corpus cannot be read, or the server is known to refuse the requests."""
     texts(params, context)
+    context.require_room(params.document_tokens + 1, "benches.kld.document_tokens and the token that scoring generates")
+    if context.max_logprobs is not None and 0 <= context.max_logprobs < params.top_k:
+        raise UsageError(f"benches.kld.top_k is {params.top_k}, the server's max-logprobs is {context.max_logprobs}")
 
 
 def reference_key(params: Params, context: BenchContext) -> str:
@@ -80,11 +83,7 @@ async def collect(target: Target, params: Params, context: BenchContext) -> Refe
         stack=context.stack,
     )
     divergences = compare(reference, replace(reference, documents=again))
-    floor = {
-        corpus.name: float(numpy.concatenate([d.kl_nats for d in divergences if d.corpus == corpus.name]).mean())
-        for corpus in sources
-    }
-    return replace(reference, floor_nats=floor)
+    return replace(reference, floor_kl_nats=tuple(divergence.kl_nats for divergence in divergences))
 
 
 async def score(target: Target, reference: Reference, context: BenchContext) -> Reference:
@@ -97,7 +96,7 @@ async def score(target: Target, reference: Reference, context: BenchContext) -> 
         if await client.detokenize(cut[0][1].tolist()) != reference.first_text:
             raise InvalidMeasurement("the served model's tokenizer is not the reference's: token ids mean other text")
         documents = await _score(client, cut, reference.top_k, context, 0, len(cut))
-    return replace(reference, documents=documents, floor_nats=None)
+    return replace(reference, documents=documents, floor_kl_nats=())
 
 
 async def measure(target: Target, params: Params, context: BenchContext) -> Measurement:
@@ -117,9 +116,9 @@ async def measure(target: Target, params: Params, context: BenchContext) -> Meas
     return conclude(
         bench="kld",
         clock=clock,
-        config={**to_jsonable(params), "reference_stack": reference.stack},
+        config={**to_jsonable(params), "reference_stack": reference.stack, "seed": context.seed},
         metrics=metrics,
-        samples=[_sample(number, divergence) for number, divergence in enumerate(divergences)],
+        samples=[_sample(number, divergence, reference) for number, divergence in enumerate(divergences)],
         reason="" if finite else "a KL is not finite",
         notes=notes,
         corpora=wanted,
@@ -131,19 +130,23 @@ def _metrics(
 ) -> tuple[dict[str, float], list[str]]:
     metrics = {"kl.errors": 0.0}  # one failed request leaves documents without scores and ends the bench
     notes: list[str] = []
-    floors: Mapping[str, float] = reference.floor_nats or {}
+    floors = reference.floor_nats
     for name in reference.corpora:
-        summary = summarize([d for d in divergences if d.corpus == name], context.seed_for("kld", name))
+        documents = [divergence for divergence in divergences if divergence.corpus == name]
+        summary = summarize(documents, context.seed_for("kld", name))
         metrics |= {
             f"kl.mean_nats.{name}": summary.mean_nats,
-            f"kl.mean_nats.{name}.ci_low": summary.ci_low_nats,
-            f"kl.mean_nats.{name}.ci_high": summary.ci_high_nats,
             f"kl.median_nats.{name}": summary.median_nats,
             f"kl.p99_nats.{name}": summary.p99_nats,
             f"kl.top1_agreement.{name}": summary.top1_agreement,
             f"kl.coverage.{name}": summary.coverage,
             f"kl.positions.{name}": float(summary.positions),
         }
+        if summary.interval_nats:
+            low, high = summary.interval_nats
+            metrics |= {f"kl.mean_nats.{name}.ci_low": low, f"kl.mean_nats.{name}.ci_high": high}
+        else:
+            notes.append(f"{name}: no interval of {len(documents)} documents, it takes {MIN_INTERVAL_DOCUMENTS}")
         if name in floors:
             metrics[f"kl.floor_nats.{name}"] = floors[name]
             if summary.mean_nats <= floors[name]:
@@ -153,14 +156,20 @@ def _metrics(
     return metrics, notes
 
 
-def _sample(number: int, divergence: DocumentDivergence) -> dict[str, Any]:
+def _sample(number: int, divergence: DocumentDivergence, reference: Reference) -> dict[str, Any]:
+    floor = reference.floor_kl_nats[number] if reference.floor_kl_nats else ()
     return {
         "document": number,
         "corpus": divergence.corpus,
-        "kl_nats": [float(f"{value:.6g}") for value in divergence.kl_nats],
+        "kl_nats": _rounded(divergence.kl_nats),
+        "floor_kl_nats": _rounded(floor),  # the reference's second pass against its first
         "coverage": [round(float(value), 6) for value in divergence.coverage],
         "top1_agrees": [bool(value) for value in divergence.top1_agrees],
     }
+
+
+def _rounded(values: Iterable[float]) -> list[float]:
+    return [float(f"{value:.6g}") for value in values]
 
 
 async def _cut(client: Client, corpus: Corpus, params: Params) -> list[tuple[str, numpy.ndarray]]:

@@ -30,9 +30,10 @@ def expected_s(params: Params, rates: Rates) -> float:
     return (params.runs + params.warmup_runs) * sum(params.lengths_tokens) / rates.prefill_tok_per_s
 
 
-def require(_params: Params, context: BenchContext) -> None:
-    """Raises UsageError where the corpus cannot be read."""
+def require(params: Params, context: BenchContext) -> None:
+    """Raises UsageError where the corpus cannot be read or not even the shortest prompt fits."""
     context.corpora.prose()
+    context.require_room(min(params.lengths_tokens) + 1, "the shortest of benches.prefill.lengths_tokens and a token")
 
 
 async def measure(target: Target, params: Params, context: BenchContext) -> Measurement:

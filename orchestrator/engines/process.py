@@ -20,6 +20,7 @@ from orchestrator.plan import NONCE_VARIABLE
 from orchestrator.records import EnvReading
 
 KILL_WAIT_S = 10
+INITS = ("docker-init", "catatonit", "tini")  # the first process of a container
 
 
 class ProcessServer:
@@ -129,6 +130,8 @@ def kill_processes_of(nonce: str) -> int:
 
 def role(command: str, name: str) -> str:
     """What a process is, from its command line: vLLM names its engine core and workers. Else its short name."""
+    if name in INITS:  # its command line is that of the server it starts
+        return "init"
     for mark, what in (
         ("EngineCore", "engine_core"),
         ("Worker", "worker"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import statistics
 from dataclasses import replace
@@ -11,6 +12,7 @@ import pytest
 from truth_server import MODEL, Script, TruthServer, ids, serving
 
 from orchestrator.client import Client, Completion, Timeouts
+from orchestrator.completion import CompletionReader
 from orchestrator.errors import InvalidMeasurement
 
 PROMPT = ids("A prompt. ", 50)
@@ -59,6 +61,21 @@ def test_the_announcement_of_the_role_is_not_the_first_token():
         assert not done.error
         assert done.update_ns[0] >= server.sent[0].update_ns[0]
         assert done.completion_tokens == 20 == sum(done.update_tokens)
+
+
+def test_a_token_whose_text_is_held_back_counts_when_usage_counts_it():
+    def event(content: str, completion_tokens: int, **choice) -> bytes:
+        usage = {"prompt_tokens": 1, "completion_tokens": completion_tokens}
+        body = {"choices": [{"delta": {"content": content}, **choice}], "usage": usage}
+        return b"data: " + json.dumps(body).encode() + b"\n\n"
+
+    reader = CompletionReader()
+    assert not reader.feed(event("", 0), 1_000_000)  # neither text nor a token
+    assert reader.feed(event("", 1), 5_000_000)  # half a character
+    assert reader.feed(event("\u00e9", 2, finish_reason="stop") + b"data: [DONE]\n\n", 9_000_000)
+    done = reader.finish(0, 9_000_000)
+    assert not done.error
+    assert (done.ttft_ms, done.update_tokens) == (5.0, (1, 1))
 
 
 def test_a_prompt_of_token_ids_is_sent_as_such_and_tokens_are_counted_from_usage():

@@ -43,6 +43,7 @@ class Script:
     reply: Callable[[str], str] | None = None  # last user message -> text of the chat's answer
     temperature: float = 1.0  # of the scripted next-token distribution
     prefix_counters: bool = True
+    preempted_per_request: int = 0  # what each request adds to the counter of preemptions
 
 
 @dataclass
@@ -60,7 +61,7 @@ class TruthServer:
     def __init__(self, script: Script) -> None:
         self.script = script
         self.sent: list[Sent] = []
-        self.counters = {"queries": 0, "hits": 0, "drafts": 0, "draft_tokens": 0, "accepted": 0}
+        self.counters = {"queries": 0, "hits": 0, "preemptions": 0, "drafts": 0, "draft_tokens": 0, "accepted": 0}
 
     def app(self) -> web.Application:
         app = web.Application(client_max_size=2**26)
@@ -83,14 +84,16 @@ class TruthServer:
         names = {
             "queries": "prefix_cache_queries",
             "hits": "prefix_cache_hits",
+            "preemptions": "num_preemptions",
             "drafts": "spec_decode_num_drafts",
             "draft_tokens": "spec_decode_num_draft_tokens",
             "accepted": "spec_decode_num_accepted_tokens",
         }
+        cache = self.script.prefix_counters
+        shown = {"queries": cache, "hits": cache, "preemptions": True}
         page = ""
         for key, name in names.items():
-            shown = self.script.prefix_counters if key in ("queries", "hits") else self.script.drafter
-            if shown:
+            if shown.get(key, self.script.drafter):
                 page += f'# TYPE vllm:{name} counter\nvllm:{name}_total{{engine="0"}} {self.counters[key]}.0\n'
         return web.Response(text=page)
 
@@ -131,6 +134,7 @@ class TruthServer:
         prompt_tokens = _prompt_tokens(body)
         self.counters["queries"] += prompt_tokens
         self.counters["hits"] += script.cached_tokens
+        self.counters["preemptions"] += script.preempted_per_request
         updates, finish_reason = self._updates(body, chat)
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)

@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -42,6 +43,8 @@ def main() -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if fault == "leaves-a-child":
         subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+    if fault == "has-a-worker":
+        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", "VLLM::Worker_TP0"])
     if fault == "drops-a-knob" and "REEXECUTED" not in os.environ:
         env = {**os.environ, "REEXECUTED": "1"}
         del env["RADIANCE_PQ_ZPE"]
@@ -81,6 +84,13 @@ def main() -> None:
     if fault == "binds-late":
         print("INFO CPU KV cache size: 46,592 tokens", flush=True)
         time.sleep(600)
+    if fault == "speaks-no-http":
+        print("INFO CPU KV cache size: 46,592 tokens", flush=True)
+        with socket.create_server((options.host, options.port)) as listener:
+            while True:
+                stranger, _ = listener.accept()
+                with stranger:
+                    stranger.sendall(b"220 mail.example ESMTP\r\n")
     server = ThreadingHTTPServer((options.host, options.port), Handler)
     print("INFO CPU KV cache size: 46,592 tokens, Maximum concurrency 11.4x", flush=True)
     server.serve_forever()

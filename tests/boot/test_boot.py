@@ -14,10 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import compile_cache, journal
+from orchestrator import boot, cli, compile_cache, engines, interrupts, journal
 from orchestrator.boot import check_port, serving
-from orchestrator.engines.process import processes_of
+from orchestrator.engines.process import ProcessServer, kill_processes_of, processes_of
 from orchestrator.errors import BootError, UsageError
+from orchestrator.plan import as_json
 from orchestrator.schema import Engine
 
 STUB = Path(__file__).with_name("stub_server.py")
@@ -96,6 +97,7 @@ def test_the_fault_of_a_dropped_knob_names_process_and_attestation(stub_plan, tm
     [
         ("dies", "exited with status 1: torchvision, torchaudio or torchcodec is a CUDA build"),
         ("hangs", "was not ready after 2 s"),
+        ("speaks-no-http", "was not ready after 2 s"),
         ("other-model", "answers for somebody-elses, not for this boot"),
     ],
 )
@@ -127,6 +129,29 @@ def test_a_server_killed_while_measured_is_invalid(stub_plan, tmp_path):
     assert running.boot.status == "invalid" and "killed by SIGKILL" in running.boot.reasons[-1]
 
 
+def test_a_worker_killed_while_measured_is_invalid_and_its_memory_is_not_summed(stub_plan, tmp_path):
+    with serving(stub_plan("has-a-worker"), ENGINE, "measured", tmp_path) as running:
+        (worker,) = [reading for reading in running.boot.processes if reading.role == "worker"]
+        os.kill(worker.pid, signal.SIGKILL)
+        time.sleep(0.2)
+    found = running.boot
+    assert found.status == "invalid" and found.rss_peak_bytes is None
+    assert found.reasons[-1] == f"ended while the server was measured: worker (pid {worker.pid})"
+
+
+def test_a_worker_that_lives_is_no_fault(stub_plan, tmp_path):
+    boot = boot_once(stub_plan("has-a-worker"), tmp_path)
+    assert (boot.status, len(boot.processes)) == ("ok", 2) and boot.rss_peak_bytes
+
+
+def test_a_proxy_of_the_environment_is_not_asked_for_the_server(stub_plan, tmp_path, monkeypatch):
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    assert boot_once(stub_plan(), tmp_path).status == "ok"
+
+
 def test_a_taken_port_is_refused_before_anything_starts(stub_plan, tmp_path):
     plan = stub_plan()
     with socket.socket() as taken:
@@ -143,22 +168,41 @@ def test_an_interpreter_that_does_not_exist_is_said(stub_plan, tmp_path):
         boot_once(replace(plan, argv=("/no/such/python", *plan.argv[1:])), tmp_path)
 
 
+ORCHESTRATE = """\
+import json, signal, sys, threading, time
+from pathlib import Path
+from orchestrator import cli
+from orchestrator.boot import serving
+from orchestrator.plan import ServePlan
+from orchestrator.records import from_jsonable
+from orchestrator.schema import Engine
+
+plan = from_jsonable(ServePlan, json.loads(Path(sys.argv[1]).read_text()))
+signal.signal(signal.SIGINT, signal.default_int_handler)  # also where the tests run in the background
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+threading.Thread(target=time.sleep, args=(600,), daemon=True).start()  # as those of numpy and MLflow
+
+def run(_options):
+    with serving(plan, Engine("process", None, 10, 1), "measured", Path(sys.argv[2])) as running:
+        print(running.boot.nonce, flush=True)
+        time.sleep(600)
+
+cli.VERBS["run"] = run
+sys.exit(cli.main(["run"]))
+"""
+
+
+def orchestrate(plan, root: Path) -> subprocess.Popen[str]:
+    """An orchestrator in a process of its own that holds a boot of the plan and prints its nonce."""
+    (root / "orchestrate.py").write_text(ORCHESTRATE)
+    (root / "plan.json").write_text(as_json(plan))
+    command = [sys.executable, str(root / "orchestrate.py"), str(root / "plan.json"), str(root)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
 def test_the_server_of_a_killed_orchestrator_is_ended_by_the_next_start(stub_plan, tmp_path):
     plan = stub_plan()
-    script = tmp_path / "orchestrate.py"
-    script.write_text(
-        "import json, sys, time\nfrom pathlib import Path\n"
-        "from orchestrator.boot import serving\nfrom orchestrator.plan import ServePlan\n"
-        "from orchestrator.records import from_jsonable\nfrom orchestrator.schema import Engine\n"
-        "plan = from_jsonable(ServePlan, json.loads(Path(sys.argv[1]).read_text()))\n"
-        "with serving(plan, Engine('process', None, 10, 1), 'measured', Path(sys.argv[2])) as running:\n"
-        "    print(running.boot.nonce, flush=True)\n    time.sleep(600)\n"
-    )
-    from orchestrator.plan import as_json
-
-    (tmp_path / "plan.json").write_text(as_json(plan))
-    command = [sys.executable, str(script), str(tmp_path / "plan.json"), str(tmp_path)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as orchestrator:
+    with orchestrate(plan, tmp_path) as orchestrator:
         nonce = orchestrator.stdout.readline().strip()
         assert nonce and processes_of(nonce)
         assert journal.reap(tmp_path) == [], "a boot whose orchestrator lives is left alone"
@@ -170,13 +214,83 @@ def test_the_server_of_a_killed_orchestrator_is_ended_by_the_next_start(stub_pla
     check_port(plan.host, plan.port)
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_an_impatient_interrupt_does_not_leave_the_server_running(stub_plan, tmp_path, number):
+    with orchestrate(stub_plan("ignores-sigterm"), tmp_path) as orchestrator:
+        nonce = orchestrator.stdout.readline().strip()
+        assert processes_of(nonce)
+        for _ in range(4):
+            orchestrator.send_signal(number)
+            time.sleep(0.12)
+        said = orchestrator.communicate(timeout=30)[1]
+    assert orchestrator.returncode == 130 and processes_of(nonce) == []
+    assert said == "orchestrator: interrupted; every server of this run is down\n"
+    assert json.loads((tmp_path / "boots" / nonce / "journal.json").read_text())["ended"]
+
+
+def test_an_interrupt_while_the_server_starts_leaves_nothing(stub_plan, tmp_path, monkeypatch):
+    start, nonces = engines.start, []
+
+    def started_and_interrupted(*arguments):
+        nonces.append(start(*arguments).nonce)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(engines, "start", started_and_interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        boot_once(stub_plan(), tmp_path)
+    assert processes_of(nonces[0]) == []
+
+
+def test_an_interrupt_while_the_server_stops_waits_for_its_end(stub_plan, tmp_path, monkeypatch):
+    stop = ProcessServer.stop
+
+    def interrupted_stop(*arguments):
+        os.kill(os.getpid(), signal.SIGTERM)
+        stop(*arguments)
+
+    monkeypatch.setattr(ProcessServer, "stop", interrupted_stop)
+    before = signal.getsignal(signal.SIGTERM)
+    with (
+        pytest.raises(KeyboardInterrupt),
+        serving(stub_plan("ignores-sigterm"), ENGINE, "measured", tmp_path) as running,
+    ):
+        nonce = running.boot.nonce
+    assert processes_of(nonce) == [] and signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_boot_that_could_not_be_ended_is_said_and_stays_in_the_journal(stub_plan, tmp_path, monkeypatch, capsys):
+    def run(_options):
+        with serving(stub_plan(), ENGINE, "measured", tmp_path) as running:
+            monkeypatch.setattr(ProcessServer, "stop", lambda *_: os.kill(os.getpid(), signal.SIGINT))
+            monkeypatch.setattr(journal, "close_boot", lambda _: None)
+            nonces.append(running.boot.nonce)
+
+    nonces: list[str] = []
+    monkeypatch.setitem(cli.VERBS, "run", run)
+    before = {number: signal.getsignal(number) for number in interrupts.SIGNALS}
+    try:
+        assert cli.main(["run"]) == 130
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        kill_processes_of(nonces[0])
+        boot._opened.clear()
+    assert f"of boot {nonces[0]} something may still run" in capsys.readouterr().err
+
+
+def test_a_warm_up_that_was_killed_leaves_the_cache_cold(tmp_path):
+    assert compile_cache.state(tmp_path) == "cold"
+    compile_cache.mark(tmp_path, "warming")
+    assert compile_cache.state(tmp_path) == "cold"
+    compile_cache.mark(tmp_path, "warm")
+    assert compile_cache.state(tmp_path) == "warm"
+
+
 def test_only_processes_with_the_nonce_are_ended():
     stranger = subprocess.Popen(
         [sys.executable, "-c", "import time; time.sleep(60)"], env={"RADIANCE_BOOT_NONCE": "other"}
     )
     try:
-        from orchestrator.engines.process import kill_processes_of
-
         assert kill_processes_of("mine") == 0 and stranger.poll() is None
     finally:
         os.kill(stranger.pid, signal.SIGKILL)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -21,14 +19,16 @@ HOLDER = (
 
 def test_a_second_orchestrator_is_refused_with_the_holders_name_until_the_first_dies(tmp_path: Path):
     with subprocess.Popen([sys.executable, "-c", HOLDER, str(tmp_path)], stdout=subprocess.PIPE, text=True) as first:
-        assert first.stdout.readline() == "held\n"
-        with (
-            pytest.raises(UsageError, match=rf"box cpu is in use by process {first.pid} \(int5, since "),
-            lease.hold("cpu", "int4", tmp_path),
-        ):
-            pass
-        with lease.hold("another-box", "int4", tmp_path):
-            pass
-        os.kill(first.pid, signal.SIGKILL)
+        try:
+            assert first.stdout.readline() == "held\n"
+            with (
+                pytest.raises(UsageError, match=rf"box cpu is in use by process {first.pid} \(int5, since "),
+                lease.hold("cpu", "int4", tmp_path),
+            ):
+                pass
+            with lease.hold("another-box", "int4", tmp_path):
+                pass
+        finally:
+            first.kill()  # SIGKILL: a failure must not wait for the holder to end by itself
     with lease.hold("cpu", "int4", tmp_path):
         pass

@@ -94,3 +94,11 @@ def test_plan_and_help_do_not_pay_for_the_pictures():
         "print([name for name in ('matplotlib', 'jinja2', 'rich') if name in sys.modules])"
     )
     assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True).stdout == "[]\n"
+
+
+def test_the_benches_of_an_invalid_boot_show_its_reason_and_no_number():
+    boot = replace(madeup.boots()[-1], status="invalid", reasons=("a warm boot compiled 1 files",))
+    good = madeup.made("prefill", {"prefill.ttft_ms.len512": 987.6})
+    shown = printed([good], [boot])
+    assert "987" not in shown and "TTFT" not in shown
+    assert shown.count("INVALID") == 2 and shown.count("a warm boot compiled 1 files") == 2
