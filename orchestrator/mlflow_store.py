@@ -126,7 +126,7 @@ def explain(path: Path, error: Exception) -> str:
             f"{path} was locked by another process for {LOCK_WAIT_S} s; end it (`fuser {path}` names it), {ELSEWHERE}"
         )
     if code in (errno.ENOTDIR, errno.EEXIST):
-        return f"{path.parent} is a file, or below one; a directory is wanted: move the file away, {ELSEWHERE}"
+        return f"{path.parent} is a file, or below one ({error.strerror}); move the file away, {ELSEWHERE}"
     if code == errno.EISDIR or path.is_dir():
         return f"{path} is a directory, where the database goes; move it away, {ELSEWHERE}"
     if code in (errno.EACCES, errno.EPERM, errno.EROFS) or "readonly database" in text or "unable to open" in text:
