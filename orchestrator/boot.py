@@ -40,6 +40,8 @@ def check_port(host: str, port: int) -> None:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listener.bind((host, port))
+        except socket.gaierror as error:
+            raise UsageError(f"box.host: {host!r} is no address of this machine ({error.strerror})") from None
         except OSError as error:
             raise UsageError(
                 f"box.port: {host}:{port} cannot be used ({error.strerror}); stop its owner, or set box.port=N"

@@ -140,7 +140,7 @@ def _compile_entry(path: Path, prod: dict[Path, str]) -> Entry:
 def _boot_entry(path: Path, prod: dict[Path, str]) -> Entry:
     try:
         open_boot = not json.loads((path / "journal.json").read_text())["ended"]
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, TypeError):
         open_boot = True  # the next start ends what is left of it and closes it
     return _entry("boot log", path, prod, used_by="an open boot" if open_boot else "")
 

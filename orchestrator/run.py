@@ -18,9 +18,11 @@ from orchestrator import (
     compile_cache,
     config,
     devices,
+    flags,
     identity,
     interrupts,
     journal,
+    labels,
     lease,
     plugin_build,
     prepare,
@@ -40,6 +42,7 @@ from orchestrator.records import Boot, Measurement, to_jsonable
 from orchestrator.reference import Reference
 from orchestrator.schema import Experiment
 
+VLLM_MAX_LOGPROBS = 20  # what vLLM allows where the flag is not given
 OK, FAILED, INVALID = 0, 1, 3
 EXIT = {"ok": OK, "failed": FAILED, "invalid": INVALID}  # by what `report.verdict` says
 EXPECTED_BOOT_S = {"cold": 75.0, "warm": 30.0}
@@ -108,7 +111,14 @@ def _checked(experiment: Experiment) -> Inputs:
         raise UsageError(
             f"suite.benches: suite {experiment.suite.name} has no bench left, so nothing would be measured"
         )
-    bench.require_suite(experiment.suite.benches, BenchContext(experiment.suite.seed, Corpora(inputs.cache)))
+    serve = flags.of(experiment.variant, experiment.box.serve)
+    context = BenchContext(
+        experiment.suite.seed,
+        Corpora(inputs.cache),
+        window_tokens=serve.get("max-model-len"),
+        max_logprobs=serve.get("max-logprobs", VLLM_MAX_LOGPROBS),
+    )
+    bench.require_suite(experiment.suite.benches, context)
     return inputs
 
 
@@ -193,7 +203,8 @@ def _measure(this: Run) -> None:
     with _warm_serving(this, this.plan, "measured") as running:
         for name in (name for name in bench.REGISTRY if name in this.suite.benches):
             raw = this.suite.benches[name]
-            with this.progress.stage(f"{name} on {this.plan.variant}", bench.expected_s(name, raw)) as stage:
+            label = f"{labels.bench_name(name, raw)} on {this.plan.variant}"
+            with this.progress.stage(label, bench.expected_s(name, raw)) as stage:
                 context = this.context(stage.advance, kl_reference)
                 measurement = asyncio.run(bench.measure_one(name, running.target, raw, context))
             this.measurements.append(measurement)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import config, inputs, plugin_build, prod_server, slot
+from orchestrator import config, digest, inputs, plugin_build, prod_server, slot
 from orchestrator.engines.process import kill_processes_of, processes_of
 from orchestrator.records import write_json
 from tests.prod.conftest import ROOT, STUB
@@ -40,7 +40,10 @@ def command_line(tmp_path: Path):
     overrides = ["box=cpu", f"box.port={port}", f"engine.python={python}", *places]
     gathered = inputs.gather(config.load(["+variant=bf16", *overrides]))
     checkpoint = gathered.plan().checkpoint
-    write_json(Path(checkpoint.path) / "recipe.json", dict(checkpoint.recipe))
+    directory = Path(checkpoint.path)
+    write_json(directory / "recipe.json", dict(checkpoint.recipe))
+    entry = {"bytes": (directory / "recipe.json").stat().st_size, "sha256": digest.of_file(directory / "recipe.json")}
+    write_json(directory / "manifest.json", {"files": {"recipe.json": entry}})
 
     def call(*words: str, start: bool = False):
         command = [sys.executable, "-m", "orchestrator", *words, *overrides]
@@ -102,7 +105,7 @@ def test_prod_may_have_a_port_of_its_own(command_line):
 
 
 def test_prod_that_does_not_start_or_is_interrupted_leaves_the_slot_empty(command_line):
-    failed = command_line("prod", "start", "+variant=bf16", "engine.ready_timeout_s=0")
+    failed = command_line("prod", "start", "+variant=bf16", "engine.ready_timeout_s=0.01")
     assert failed.returncode == 1 and "prod (bf16) was not ready after 0 s" in failed.stderr
     assert slot.boxes(command_line.state) == []
     begun = command_line("prod", "start", "+variant=bf16", "engine.ready_timeout_s=60", start=True)
