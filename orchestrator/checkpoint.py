@@ -14,6 +14,8 @@ from orchestrator.schema import Model, Weights
 
 CALIBRATION = Path(__file__).parent / "corpora_data" / "prompts.yaml"  # no bench scores the model on this text
 
+RECIPE_FILE = "recipe.json"
+
 
 @dataclass(frozen=True)
 class Checkpoint:
@@ -55,6 +57,7 @@ def damage(directory: Path) -> str:
         files = {name: (entry["bytes"], entry["sha256"]) for name, entry in manifest["files"].items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return "manifest.json is missing or unreadable"
+    files.pop(RECIPE_FILE, None)  # ours, written last and compared by content; a builder may have copied an older one
     for name, (size, sha256) in sorted(files.items()):
         path = directory / name
         if not path.is_file():

@@ -24,7 +24,7 @@ import psutil
 import yaml
 
 from orchestrator import owner
-from orchestrator.checkpoint import CALIBRATION, Checkpoint, damage
+from orchestrator.checkpoint import CALIBRATION, RECIPE_FILE, Checkpoint, damage
 from orchestrator.errors import OrchestratorError, UsageError
 from orchestrator.records import write_bytes, write_json
 from orchestrator.schema import Experiment, Source
@@ -32,7 +32,6 @@ from orchestrator.schema import Experiment, Source
 if TYPE_CHECKING:
     from orchestrator.progress import Progress, Stage
 
-RECIPE_FILE = "recipe.json"
 BUILDER_GRACE_S = 10
 DIES_WITH_PARENT = """\
 import ctypes, os, signal, sys

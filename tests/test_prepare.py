@@ -25,7 +25,7 @@ def prepared(tmp_path: Path) -> Checkpoint:
     """A directory as `prepare` leaves it."""
     directory = tmp_path / "int5"
     directory.mkdir()
-    files = {"config.json": b"{}", "model.safetensors": b"12345678"}
+    files = {"config.json": b"{}", "model.safetensors": b"12345678", "recipe.json": b"of the model it was made from"}
     entries = {name: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()} for name, data in files.items()}
     for name, data in files.items():
         (directory / name).write_bytes(data)

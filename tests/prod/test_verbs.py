@@ -42,8 +42,9 @@ def command_line(tmp_path: Path):
     checkpoint = gathered.plan().checkpoint
     directory = Path(checkpoint.path)
     write_json(directory / "recipe.json", dict(checkpoint.recipe))
-    entry = {"bytes": (directory / "recipe.json").stat().st_size, "sha256": digest.of_file(directory / "recipe.json")}
-    write_json(directory / "manifest.json", {"files": {"recipe.json": entry}})
+    write_json(directory / "config.json", {})
+    entry = {"bytes": (directory / "config.json").stat().st_size, "sha256": digest.of_file(directory / "config.json")}
+    write_json(directory / "manifest.json", {"files": {"config.json": entry}})
 
     def call(*words: str, start: bool = False):
         command = [sys.executable, "-m", "orchestrator", *words, *overrides]
