@@ -55,7 +55,7 @@ def test_the_measured_boot_is_warm_compiled_nothing_and_every_layer_is_attested(
     (loaded,) = [a for a in boot["attestations"] if a["layers"]]
     assert loaded["counts"]["ours"] == len(loaded["layers"]) == 120  # 30 decoder layers of four merged projections
     assert {layer["bits"] for layer in loaded["layers"]} == {5}
-    assert any("embed" in layer["name"] for layer in loaded["unquantized"])
+    assert {layer["kind"] for layer in loaded["unquantized"]} == {"embedding", "lm_head"}
 
 
 def test_lm_eval_extracts_and_scores_every_completion_as_we_do(first_run, machine):
