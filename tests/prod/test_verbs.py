@@ -106,7 +106,7 @@ def test_prod_may_have_a_port_of_its_own(command_line):
 
 
 def test_prod_that_does_not_start_or_is_interrupted_leaves_the_slot_empty(command_line):
-    failed = command_line("prod", "start", "+variant=bf16", "engine.ready_timeout_s=0.01")
+    failed = command_line("prod", "start", "+variant=bf16", "engine.ready_timeout_s=0.000001")
     assert failed.returncode == 1 and "prod (bf16) was not ready after 0 s" in failed.stderr
     assert slot.boxes(command_line.state) == []
     begun = command_line("prod", "start", "+variant=bf16", "engine.ready_timeout_s=60", start=True)
