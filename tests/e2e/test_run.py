@@ -20,7 +20,7 @@ VARIANT = "+variant=int5_i8_pg_zpe"
 
 
 def test_the_first_run_prepares_measures_and_says_where_its_record_is(first_run, machine):
-    assert first_run.returncode == 0, first_run.stderr
+    assert first_run.returncode == 0, first_run.stdout + first_run.stderr
     assert "quantize smollm2-135m-instruct to int5: done" in first_run.stderr
     assert "no KL reference" in first_run.stderr and "warmup boot of int5_i8_pg_zpe: done" in first_run.stderr
     (run,) = machine.runs()
@@ -68,7 +68,7 @@ def test_lm_eval_extracts_and_scores_every_completion_as_we_do(first_run, machin
 def test_a_second_run_prepares_nothing_and_boots_warm_at_once(first_run, machine):
     before = machine.journal()
     second = machine.run(VARIANT, "suite=smoke")
-    assert second.returncode == 0, second.stderr
+    assert second.returncode == 0, second.stdout + second.stderr
     assert not any(word in second.stderr for word in ("convert", "quantize", "warmup", "reference boot"))
     assert len(machine.journal() - before) == 1
 
@@ -89,7 +89,7 @@ def test_an_orchestrator_killed_mid_run_leaves_no_server_and_a_killed_record(fir
         assert processes_of(nonce) == []
     else:
         third = machine.run(VARIANT, "suite=smoke", "~suite.benches.gsm8k", "~suite.benches.betterbench")
-        assert third.returncode == 0, third.stderr
+        assert third.returncode == 0, third.stdout + third.stderr
         assert f"boot {nonce}" in third.stderr and processes_of(nonce) == []
     killed = [run for run in machine.runs() if run.info.status == "KILLED"]
     assert len(killed) == (1 if number == signal.SIGINT else 2)
