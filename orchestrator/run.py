@@ -125,7 +125,7 @@ def _checked(experiment: Experiment) -> Inputs:
 def _run(inputs: Inputs, overrides: Sequence[str], quiet: bool) -> int:
     experiment, plan = inputs.experiment, inputs.plan()
     progress = Progress(quiet=quiet)
-    with _on_the_box(inputs, plan, overrides, progress), ExitStack() as prod_down:
+    with _on_the_box(inputs, plan, overrides, progress, _expected_s(inputs)), ExitStack() as prod_down:
         from orchestrator.tracking import Tracker
 
         prod.require_port(plan, inputs.state)
@@ -144,6 +144,13 @@ def _run(inputs: Inputs, overrides: Sequence[str], quiet: bool) -> int:
     return code
 
 
+def _expected_s(inputs: Inputs) -> float:
+    """About how long a run holds its box: the measured boot, a warm-up where the cache is cold, and the benches."""
+    cold = compile_cache.state(Path(inputs.plan().cache_dir)) == "cold"
+    boots_s = EXPECTED_BOOT_S["warm"] + (EXPECTED_BOOT_S["cold"] if cold else 0)
+    return boots_s + sum(bench.expected_s(name, raw) for name, raw in inputs.experiment.suite.benches.items())
+
+
 def prepare_only(experiment: Experiment, overrides: Sequence[str], quiet: bool = False) -> int:
     """Make the checkpoints of the variant and of its reference."""
     inputs = gather(experiment)
@@ -157,12 +164,14 @@ def prepare_only(experiment: Experiment, overrides: Sequence[str], quiet: bool =
 
 
 @contextmanager
-def _on_the_box(inputs: Inputs, plan: ServePlan, overrides: Sequence[str], progress: Progress) -> Iterator[None]:
+def _on_the_box(
+    inputs: Inputs, plan: ServePlan, overrides: Sequence[str], progress: Progress, expected_s: float | None = None
+) -> Iterator[None]:
     """Hold the box, with what an earlier kill left behind ended, and room on its disk."""
     box = inputs.experiment.box
     if config.box_was_detected(overrides):
         progress.note(f"box=auto: this machine is taken as {box.name}")
-    with lease.hold(box.name, plan.variant, inputs.state):
+    with lease.hold(box.name, plan.variant, inputs.state, expected_s):
         for line in journal.reap(inputs.state):
             progress.note(line)
         inputs.cache.mkdir(parents=True, exist_ok=True)
@@ -240,11 +249,11 @@ def _warm_serving(this: Run, plan: ServePlan, purpose: str) -> Iterator[Running]
     """A boot on a warm compile cache; where the cache is cold, a warm-up boot of the suite's shapes comes first."""
     cache_dir = Path(plan.cache_dir)
     if compile_cache.state(cache_dir) == "cold":
-        compile_cache.mark(cache_dir, "warming")
+        compile_cache.mark(cache_dir, "warming", plan.plugin.sha256)
         with _boot(this, plan, "warmup"):
             pass
         _require_usable(this.boots[-1])  # one that died did not compile all
-        compile_cache.mark(cache_dir, "warm")
+        compile_cache.mark(cache_dir, "warm", plan.plugin.sha256)
     with _boot(this, plan, purpose) as running:
         yield running
 

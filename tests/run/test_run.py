@@ -65,8 +65,9 @@ class Site:
         return StubInputs(experiment, cache, state, build, stack, "c" * 64, fault=self.faults[experiment.box.port])
 
     def warm(self, experiment: Experiment) -> Path:
-        cache_dir = Path(self.gather(experiment).plan().cache_dir)
-        compile_cache.mark(cache_dir, "warm")
+        plan = self.gather(experiment).plan()
+        cache_dir = Path(plan.cache_dir)
+        compile_cache.mark(cache_dir, "warm", plan.plugin.sha256)
         return cache_dir
 
     def records(self) -> list:
