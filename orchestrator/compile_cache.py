@@ -43,8 +43,8 @@ def require_own(cache_dir: Path, plugin_sha256: str) -> None:
     for what, own, found in zip(("plugin build", "cache key"), (plugin_sha256, cache_dir.name), theirs, strict=True):
         if own != found:
             raise UsageError(
-                f"compile cache {cache_dir} belongs to {what} {found[:16]}, this plan's is {own[:16]}; it was copied or "
-                "renamed: remove that directory, and the next run warms its own"
+                f"compile cache {cache_dir} belongs to {what} {found[:16]}, this plan's is {own[:16]}; it was copied "
+                "or renamed: remove that directory, and the next run warms its own"
             )
 
 

@@ -31,7 +31,7 @@ _HINTS: tuple[tuple[str, str], ...] = (
         "the server sees no GPU: check box.container.devices and groups with `python -m orchestrator doctor`",
     ),
     (
-        r"No available shared memory broadcast block|collective operation timeout|NCCL (?:WARN .*)?(?:timed out|timeout)",
+        r"No available shared memory broadcast block|collective operation timeout|NCCL .*(?:timed out|timeout)",
         "a worker hangs, with several GPUs most often in RCCL: set NCCL_PROTO=Simple in box.env",
     ),
     (

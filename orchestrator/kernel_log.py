@@ -1,4 +1,4 @@
-"""What the kernel's log says of a boot: a card that was reset under it, or a process that ran the machine out of memory.
+"""What the kernel's log says of a boot: a card that was reset under it, or memory that ran out.
 
 A server that loses its card hangs or dies with any message; only the kernel tells why.
 """

@@ -21,7 +21,7 @@ class Busy(UsageError):
 
 @contextmanager
 def hold(box: str, purpose: str, state: Path, expected_s: float | None = None) -> Iterator[None]:
-    """Hold the box, for about `expected_s`. Raises Busy, naming the holder and its deadline, where another process does.
+    """Hold the box, for about `expected_s`. Raises Busy, naming the holder and its deadline, where another does.
 
     The lock is the kernel's: it ends with its process, however that ends. The text in the file only informs, and a
     deadline that has passed takes the box from nobody: its servers may still run.

@@ -22,7 +22,6 @@ from orchestrator.progress import Progress
 from orchestrator.schema import Experiment
 from orchestrator.slot import Slot
 
-
 MAX_FAILED_BOOTS = 3  # in a row; the guard then leaves prod down until a person looks
 
 
