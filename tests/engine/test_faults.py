@@ -228,7 +228,7 @@ def test_a_compile_cache_of_another_plugin_build_is_refused_before_a_container_i
     plan = stub_plan(box)
     compile_cache.mark(Path(plan.cache_dir), "warm", "b" * 64)
     with (
-        pytest.raises(UsageError, match="belongs to plugin build bbbb.*remove that directory"),
+        pytest.raises(UsageError, match=r"belongs to plugin build bbbb.*remove that directory"),
         serving(plan, box.engine, "measured", tmp_path),
     ):
         pass
