@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
+
 import json
 import re
 import statistics
@@ -11,6 +11,7 @@ from dataclasses import replace
 import pytest
 from truth_server import MODEL, Script, TruthServer, ids, serving
 
+from orchestrator import bench
 from orchestrator.client import Client, Completion, Timeouts
 from orchestrator.completion import CompletionReader
 from orchestrator.errors import InvalidMeasurement
@@ -24,7 +25,7 @@ def complete(script: Script, max_tokens: int = 20, **options) -> tuple[TruthServ
         async with serving(script) as (server, target), Client(target, SHORT) as client:
             return server, await client.complete(PROMPT, max_tokens, **options)
 
-    return asyncio.run(run())
+    return bench.run(run())
 
 
 def chat(script: Script, max_tokens: int = 20) -> tuple[TruthServer, Completion]:
@@ -32,7 +33,7 @@ def chat(script: Script, max_tokens: int = 20) -> tuple[TruthServer, Completion]
         async with serving(script) as (server, target), Client(target, SHORT) as client:
             return server, await client.chat([{"role": "user", "content": "Hello."}], max_tokens)
 
-    return asyncio.run(run())
+    return bench.run(run())
 
 
 def test_arrival_times_are_the_times_the_server_wrote():
@@ -124,7 +125,7 @@ def test_the_total_time_of_a_request_is_bounded():
         async with serving(Script(gap_s=0.02)) as (_, target), Client(target, limits) as client:
             return await client.complete(PROMPT, 100)
 
-    assert "timed out in total (0.2 s)" in asyncio.run(run()).error
+    assert "timed out in total (0.2 s)" in bench.run(run()).error
 
 
 def test_a_server_that_is_gone_is_an_error_and_not_an_exception():
@@ -136,7 +137,7 @@ def test_a_server_that_is_gone_is_an_error_and_not_an_exception():
                 await client.metrics()
             return await client.complete(PROMPT, 5), await client.healthy()
 
-    done, healthy = asyncio.run(run())
+    done, healthy = bench.run(run())
     assert "connection broken after 0 tokens" in done.error
     assert not healthy
 
@@ -147,7 +148,7 @@ def test_another_server_on_the_port_refuses_the_model():
             assert await client.models() == [MODEL]
             return await client.complete(PROMPT, 5)
 
-    assert "HTTP 404" in asyncio.run(run()).error
+    assert "HTTP 404" in bench.run(run()).error
 
 
 def test_the_longest_gap_of_a_request_is_kept():
@@ -174,4 +175,4 @@ def test_tokenize_and_detokenize_are_the_servers():
             tokens = await client.tokenize("river")
             return tokens, await client.detokenize(tokens)
 
-    assert asyncio.run(run()) == (list(b"river"), "river")
+    assert bench.run(run()) == (list(b"river"), "river")
