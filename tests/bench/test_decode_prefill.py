@@ -240,6 +240,21 @@ def test_contexts_over_the_window_are_capped_once_where_that_is_asked_for(contex
     assert shapes({"decode_ctx": params}, 400)[0] == [(16, 8), (64, 8), (339, 8)]
 
 
+def test_a_context_longer_than_the_corpus_is_noted(context):
+    params = {**DECODE, "contexts_tokens": [12000], "generate_tokens": 10, "repeats": 1}
+    sent, [found] = measure("decode_ctx", Script(gap_s=0.001), params, context, window_tokens=20000)
+    assert found.status == "ok", found.reason
+    assert len(sent[0].body["prompt"]) == 12000
+    assert len(found.notes) == 1
+    assert found.notes[0].startswith("contexts over 9")
+    assert found.notes[0].endswith("tokens repeat paragraphs of corpus prose")
+
+
+def test_a_corpus_that_is_not_there_is_found_before_a_boot(context):
+    with pytest.raises(UsageError, match=r"/no/such/file"):
+        bench.require_suite({"decode_ctx": {"corpus": "wikitext", "wikitext_path": "/no/such/file"}}, context)
+
+
 @pytest.mark.parametrize("lengths", [[], [8], [-1], [64, 64]])
 def test_contexts_that_cannot_be_measured_are_refused(lengths):
     with pytest.raises(UsageError, match=r"benches\.decode_ctx: .*contexts_tokens"):
