@@ -24,6 +24,7 @@ from typing import Any
 import numpy
 import uvloop
 from aiohttp import web
+from aiohttp.web_protocol import RequestHandler
 
 from orchestrator.records import Target
 
@@ -80,6 +81,30 @@ class Sent:
     end_ns: int = 0
 
 
+_read_ns: dict[RequestHandler, int] = {}  # when a connection's request was first read
+
+
+_RECEIVED_NS = web.RequestKey("received_ns", int)
+_plain_data_received = RequestHandler.data_received
+
+
+def _stamped_data_received(protocol: RequestHandler, data: bytes) -> None:
+    _read_ns.setdefault(protocol, time.perf_counter_ns())
+    _plain_data_received(protocol, data)
+
+
+RequestHandler.data_received = _stamped_data_received  # a handler starts only after those of all that came with it
+
+
+@web.middleware
+async def _stamp(request: web.Request, handler: Callable[[web.Request], Any]) -> web.StreamResponse:
+    request[_RECEIVED_NS] = _read_ns.pop(request.protocol)
+    try:
+        return await handler(request)
+    finally:
+        _read_ns.pop(request.protocol, None)  # the rest of a long body
+
+
 class TruthServer:
     def __init__(self, script: Script) -> None:
         self.script = script
@@ -96,7 +121,7 @@ class TruthServer:
         self._created_s = time.time()
 
     def app(self) -> web.Application:
-        app = web.Application(client_max_size=2**26)
+        app = web.Application(client_max_size=2**26, middlewares=[_stamp])
         app.router.add_get("/health", self._health)
         app.router.add_get("/v1/models", self._models)
         app.router.add_get("/metrics", self._metrics)
@@ -150,7 +175,7 @@ class TruthServer:
         return web.json_response({"prompt": bytes((await request.json())["tokens"]).decode(errors="replace")})
 
     async def _completions(self, request: web.Request) -> web.StreamResponse:
-        received_ns = time.perf_counter_ns()
+        received_ns = request[_RECEIVED_NS]
         body = await request.json()
         if body["model"] != MODEL:
             return web.json_response({"error": {"message": f"no model {body['model']}"}}, status=404)
@@ -379,11 +404,17 @@ def spawned(script: Script, window_tokens: int = 4096) -> Iterator[TruthProcess]
     server = subprocess.Popen(
         [sys.executable, __file__, json.dumps(fields)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
-    assert server.stdout is not None
+    assert server.stdin is not None and server.stdout is not None
     try:
         yield TruthProcess(Target(server.stdout.readline().strip(), MODEL, window_tokens))
     finally:
-        server.communicate(timeout=10)
+        server.stdin.close()
+        try:
+            server.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            server.kill()
+            server.wait()
+        server.stdout.close()
 
 
 async def _serve_until_stdin_closes(script: Script) -> None:
