@@ -230,7 +230,8 @@ def main() -> None:
         clients["guidellm"] = guidellm(arguments.guidellm, arguments.tokenizer)
     runs = []
     print(
-        "| streams | client | TTFT error, ms: median / p99 | first token late, ms: median / p99 | ITL error: median | tok/s error: median "
+        "| streams | client | TTFT error, ms: median / p99 | first token late, ms: median / p99 "
+        "| ITL error: median | tok/s error: median "
         "| gap error p99, ms | offered load | CPU s per 1,000 tokens | server late, ms: median / p99 |"
     )
     print("|--:|---|--:|--:|--:|--:|--:|--:|--:|--:|", flush=True)
