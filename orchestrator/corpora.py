@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,11 +20,12 @@ CATEGORIES = ("code", "reasoning", "prose", "json", "file_edit", "summarization"
 
 @dataclass(frozen=True)
 class Corpus:
-    """A text and the SHA-256 of its bytes."""
+    """A text and the SHA-256 of its bytes; `parts` where it is made of pieces that belong not together."""
 
     name: str
     sha256: str
     text: str
+    parts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,16 @@ class Corpora:
     def wikitext(self, path: str) -> Corpus:
         """WikiText-2's test split (wikitext-2-v1: rare words are <unk>), found as in `gsm8k`."""
         return _corpus("wikitext", self._public(path, "wikitext2_test.txt", WIKITEXT_URL, WIKITEXT_SHA256))
+
+    def traffic(self, path: str) -> Corpus:
+        """Served text of the user's own: JSON lines, each an object with a `text`."""
+        if not path:
+            raise UsageError("benches.kld.traffic_path is empty; give a file of JSON lines, each with a text")
+        content = _read(Path(path))
+        parts = tuple(_text_of(line, f"{path}:{number}") for number, line in _json_lines(content, path))
+        if not parts:
+            raise UsageError(f"{path}: no line in it; write one JSON object with a text for each request")
+        return Corpus("traffic", _sha256(content), "\n\n".join(parts), parts)
 
     def prompts(self) -> tuple[str, tuple[Prompt, ...]]:
         """(SHA-256, prompts in the order of CATEGORIES); raises UsageError where a category is missing."""
@@ -98,6 +109,23 @@ class Corpora:
 
 def _corpus(name: str, content: bytes) -> Corpus:
     return Corpus(name, _sha256(content), content.decode())
+
+
+def _json_lines(content: bytes, path: str) -> Iterator[tuple[int, object]]:
+    """(number from 1, value) of each line that is not blank."""
+    for number, line in enumerate(content.decode(errors="replace").splitlines(), 1):
+        if line.strip():
+            try:
+                yield number, json.loads(line)
+            except ValueError as error:
+                raise UsageError(f"{path}:{number}: no JSON ({error}); correct the line") from None
+
+
+def _text_of(line: object, where: str) -> str:
+    text = line.get("text") if isinstance(line, dict) else None
+    if not isinstance(text, str) or not text.strip():
+        raise UsageError(f'{where}: no "text" in it; write {{"text": "what was served"}}')
+    return text
 
 
 def _questions(content: bytes) -> tuple[Question, ...]:
