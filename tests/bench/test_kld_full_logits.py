@@ -21,8 +21,8 @@ from orchestrator.reference import Reference
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-VOCABULARY = 512
-PARAMS = {"corpora": ["prose"], "documents": 6, "document_tokens": 96, "logprob_gib": 1.0}
+VOCABULARY = 320
+PARAMS = {"corpora": ["prose"], "documents": 5, "document_tokens": 64, "logprob_gib": 1.0}
 
 
 class ModelServer(TruthServer):
@@ -45,7 +45,7 @@ class ModelServer(TruthServer):
 
 @dataclass(frozen=True)
 class Pair:
-    """A model and the same one with its linear weights rounded to 16 levels a row."""
+    """A model and the same one with its linear weights rounded to 64 levels a row."""
 
     reference: Any
     candidate: Any
@@ -69,14 +69,14 @@ def pair() -> Pair:
         num_attention_heads=4,
         num_key_value_heads=2,
         max_position_embeddings=128,
-        initializer_range=0.12,  # far from uniform: the likeliest token has about a third
+        initializer_range=0.35,  # far from uniform
     )
     reference = transformers.LlamaForCausalLM(config).bfloat16().eval()
     candidate = transformers.LlamaForCausalLM(config).bfloat16().eval()
     candidate.load_state_dict(reference.state_dict())
     for name, weight in candidate.named_parameters():
         if name.endswith("proj.weight"):
-            step = weight.detach().float().abs().amax(1, keepdim=True) / 8
+            step = weight.detach().float().abs().amax(1, keepdim=True) / 32
             weight.data = (torch.round(weight.detach().float() / step) * step).bfloat16()
     return Pair(reference.float(), candidate.float())
 
@@ -96,7 +96,7 @@ def measured(pair: Pair, context, top_k: int) -> tuple[Reference, Measurement]:
     return reference, served(pair.candidate, lambda target: measure_one("kld", target, params, given))
 
 
-@pytest.mark.parametrize("top_k", [20, 64, 256])
+@pytest.mark.parametrize("top_k", [20, 256])
 def test_kl_of_the_top_k_is_that_of_the_full_logits_within_its_bound(pair, context, top_k):
     reference, found = measured(pair, context, top_k)
     stored = numpy.load(io.BytesIO(found.files["positions.npz"]))
@@ -111,6 +111,7 @@ def test_kl_of_the_top_k_is_that_of_the_full_logits_within_its_bound(pair, conte
         numpy.put_along_axis(kept, numpy.argsort(-log_p)[:, :top_k], True, axis=1)
         returned = numpy.zeros_like(kept)
         numpy.put_along_axis(returned, numpy.argsort(-log_q)[:, :top_k], True, axis=1)
+        numpy.put_along_axis(returned, document.token_ids[1:, None], True, axis=1)  # the server returns it in any case
         rest = ~(kept & returned)
         rest_p, rest_q = ((numpy.exp(values) * rest).sum(axis=1, keepdims=True) for values in (log_p, log_q))
         missing.append((rest * p * (log_p - log_q)).sum(axis=1) - (rest_p * numpy.log(rest_p / rest_q))[:, 0])
@@ -118,8 +119,9 @@ def test_kl_of_the_top_k_is_that_of_the_full_logits_within_its_bound(pair, conte
     full, missing = numpy.concatenate(full), numpy.concatenate(missing)
     assert full.mean() > 0.01, "the two models differ"
     assert found.metrics["kl.mean_nats.prose"] == pytest.approx(full.mean(), abs=1e-3 + missing.mean())
-    assert numpy.abs(full - ours - missing).max() < 1e-3
-    assert missing.min() > -1e-9 and missing.mean() < (1 - found.metrics["kl.coverage.prose"]) * full.mean()
+    assert numpy.abs(full - ours - missing).max() < 1e-4  # of any position: float32 against float64
+    assert missing.min() > -1e-9, "what is merged never raises the divergence"
+    assert missing.mean() < {20: 0.05, 256: 1e-3}[top_k]
 
 
 def test_the_statistics_are_llama_cpps_on_the_same_log_probabilities(pair, context):
