@@ -15,6 +15,7 @@ GSM8K_URL = "https://raw.githubusercontent.com/openai/grade-school-math/master/g
 GSM8K_SHA256 = "3730d312f6e3440559ace48831e51066acaca737f6eabec99bccb9e4b3c39d14"  # 1,319 questions
 WIKITEXT_URL = "https://raw.githubusercontent.com/pytorch/examples/main/word_language_model/data/wikitext-2/test.txt"
 WIKITEXT_SHA256 = "d790b833ef8cf03a90db7bf1271b7520b83c45ce07ba3c1a9699df81e239eca0"  # wikitext-2-v1, test split
+LENGTHS = ("short", "medium", "long")
 CATEGORIES = ("code", "reasoning", "prose", "json", "file_edit", "summarization", "math", "chat")
 
 
@@ -84,6 +85,25 @@ class Corpora:
             for category in CATEGORIES
             for entry in groups[category]
         )
+
+    def grid(self) -> Mapping[str, tuple[str, str]]:
+        """Prompt id -> (input, output), each one of LENGTHS; raises UsageError where it does not fit the prompts."""
+        import yaml
+
+        path = self.data_dir / "grid.yaml"
+        cells: Mapping[str, list[str]] = yaml.safe_load(_read(path))
+        _, prompts = self.prompts()
+        found = {}
+        for category in CATEGORIES:
+            ids = [prompt.id for prompt in prompts if prompt.category == category]
+            for prompt_id, cell in zip(ids, cells.get(category, ()), strict=False):
+                wanted, _, produced = cell.partition("/")
+                if wanted not in LENGTHS or produced not in LENGTHS:
+                    raise UsageError(f"{path}: {category}: {cell!r} is no cell; write one as short/medium")
+                found[prompt_id] = (wanted, produced)
+            if len(cells.get(category, ())) != len(ids):
+                raise UsageError(f"{path}: {category} has {len(cells.get(category, ()))} cells for {len(ids)} prompts")
+        return found
 
     def word_problems(self) -> tuple[str, tuple[Question, ...]]:
         """(SHA-256, own word problems)."""

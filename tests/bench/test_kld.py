@@ -166,7 +166,8 @@ def test_the_interval_holds_95_percent_of_the_means():
 def test_the_intervals_are_those_of_documents_drawn_and_joined():
     generator = numpy.random.default_rng(5)
     documents = [
-        divergence(generator.exponential(size=size), delta_p=generator.normal(size=size)) for size in (7, 30, 12, 55, 20)
+        divergence(generator.exponential(size=size), delta_p=generator.normal(size=size))
+        for size in (7, 30, 12, 55, 20)
     ]
     found = intervals(documents, seed=11)
     drawn = numpy.random.default_rng(11).integers(5, size=(2000, 5))

@@ -61,6 +61,7 @@ class Pair:
 @pytest.fixture(scope="module")
 def pair() -> Pair:
     torch.manual_seed(0)
+    torch.set_num_threads(1)  # the model is small: more threads only wait for each other
     config = transformers.LlamaConfig(
         vocab_size=VOCABULARY,
         hidden_size=64,
@@ -153,4 +154,3 @@ def test_the_statistics_are_llama_cpps_on_the_same_log_probabilities(pair, conte
     assert {what: found.metrics[f"kl.{what}.prose"] for what in expected} == pytest.approx(expected, rel=1e-4, abs=1e-6)
     assert found.metrics["kl.coverage.prose"] == pytest.approx(1.0, abs=1e-5)
     assert 0.3 < expected["top1_agreement"] < 1.0 and expected["delta_p_rms"] > 1e-3, "the comparison is no trivial one"
-
