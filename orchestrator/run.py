@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import shutil
 import sys
@@ -206,7 +205,7 @@ def _measure(this: Run) -> None:
             label = f"{labels.bench_name(name, raw)} on {this.plan.variant}"
             with this.progress.stage(label, bench.expected_s(name, raw)) as stage:
                 context = this.context(stage.advance, kl_reference)
-                measurement = asyncio.run(bench.measure_one(name, running.target, raw, context))
+                measurement = bench.run(bench.measure_one(name, running.target, raw, context))
             this.measurements.append(measurement)
             # The samples are safe at once; numbers follow when the boot has ended and is known to be valid.
             this.log.log_measurement(replace(measurement, metrics={}))
@@ -228,7 +227,7 @@ def _reference(this: Run) -> Reference:
         _warm_serving(this, this.inputs.reference_plan(), "reference") as running,
         this.progress.stage("score the KL reference, twice", expected_s) as stage,
     ):
-        made = asyncio.run(kld.collect(running.target, params, this.context(stage.advance)))
+        made = bench.run(kld.collect(running.target, params, this.context(stage.advance)))
     _require_usable(this.boots[-1])
     reference.save(this.inputs.cache, fingerprint, key, made)
     this.log.set_tag("kl_reference", "made")
@@ -261,7 +260,7 @@ def _boot(this: Run, plan: ServePlan, purpose: str) -> Iterator[Running]:
                 running = server.enter_context(serving(plan, this.inputs.experiment.engine, purpose, this.inputs.state))
             _require_usable(running.boot)
             with this.progress.stage(f"exercise the suite's shapes on {plan.variant}") as stage:
-                asyncio.run(warm(running.target, this.suite.benches, this.context(stage.advance)))
+                bench.run(warm(running.target, this.suite.benches, this.context(stage.advance)))
             yield running
     finally:
         if running is not None:

@@ -10,10 +10,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from orchestrator.bench.recount import SAMPLE, Recount, recount
 from orchestrator.completion import Completion
 from orchestrator.corpora import Corpora
 from orchestrator.errors import InvalidMeasurement, UsageError
-from orchestrator.metrics import PREFIX_CACHE_HITS, Snapshot, growth
+from orchestrator.metrics import PREFIX_CACHE_HITS, Snapshot, growth, speculation
 from orchestrator.records import Measurement
 
 if TYPE_CHECKING:
@@ -123,21 +124,34 @@ class Window:
     reason: str  # empty where they may
     note: str
     lost: bool  # nothing can be measured after it: no request succeeded, or the server does not answer
+    recount: Recount | None = None  # of a sample of the outputs; None where there is none
 
 
 async def close_window(
-    client: Client, before: Snapshot, completions: Sequence[Completion], max_error_share: float
+    client: Client,
+    before: Snapshot,
+    completions: Sequence[Completion],
+    max_error_share: float,
+    recounted_outputs: int = SAMPLE,
 ) -> Window:
-    """Look at the counters again. Too many failures, or a prompt from the prefix cache, give a reason."""
+    """Look at the counters again, and tokenize up to `recounted_outputs` of the outputs.
+
+    Too many failures, a restart, or a prompt from the prefix cache give a reason; a usage that its text does not bear
+    out, or counters that prove nothing, a note.
+    """
     reason = failures(completions, max_error_share)
     lost = all(completion.error for completion in completions)
     try:
         after = await client.metrics()
+        speculation(before, after)  # for its refusal
+        hits = growth(before, after, PREFIX_CACHE_HITS)
     except InvalidMeasurement as error:
         return Window(before, before, reason or str(error), "", lost=True)
-    hits = growth(before, after, PREFIX_CACHE_HITS)
     cached = max(hits or 0, sum(completion.cached_tokens or 0 for completion in completions))
     if cached:
         reason = reason or f"{cached:.0f} prompt tokens came from the prefix cache"
-    note = "" if hits is not None else f"the server has no {PREFIX_CACHE_HITS}: a cold prefix cache is not proven"
-    return Window(before, after, reason, note, lost)
+    notes = [] if hits is not None else [f"the server has no {PREFIX_CACHE_HITS}: a cold prefix cache is not proven"]
+    counted = await recount(client, completions, recounted_outputs) if recounted_outputs and not lost else None
+    if counted is not None:
+        notes += [found] if (found := counted if isinstance(counted, str) else counted.note) else []
+    return Window(before, after, reason, "; ".join(notes), lost, counted if isinstance(counted, Recount) else None)
