@@ -66,7 +66,7 @@ class Corpora:
         if not path:
             raise UsageError("benches.kld.traffic_path is empty; give a file of JSON lines, each with a text")
         content = _read(Path(path))
-        parts = tuple(_text_of(line, f"{path}:{number}") for number, line in _json_lines(content, path))
+        parts = tuple(_text_of(line, f"{path}:{number}", "text") for number, line in _json_lines(content, path))
         if not parts:
             raise UsageError(f"{path}: no line in it; write one JSON object with a text for each request")
         return Corpus("traffic", _sha256(content), "\n\n".join(parts), parts)
@@ -85,6 +85,28 @@ class Corpora:
             for category in CATEGORIES
             for entry in groups[category]
         )
+
+    def heldout(self, path: str) -> tuple[str, tuple[Prompt, ...]]:
+        """(SHA-256, prompts that nothing else uses): own ones, or those of JSON lines with a `prompt` each."""
+        import yaml
+
+        if not path:
+            content = _read(self.data_dir / "heldout.yaml")
+            texts = [str(text) for text in yaml.safe_load(content)]
+        else:
+            content = _read(Path(path))
+            texts = [_text_of(line, f"{path}:{number}", "prompt") for number, line in _json_lines(content, path)]
+        return _sha256(content), tuple(
+            Prompt(f"heldout-{number:03}", "heldout", text, 2**20) for number, text in enumerate(texts, 1)
+        )
+
+    def battery(self) -> tuple[str, tuple[Prompt, ...]]:
+        """(SHA-256, prompts whose answers are short)."""
+        import yaml
+
+        content = _read(self.data_dir / "battery.yaml")
+        entries = yaml.safe_load(content)
+        return _sha256(content), tuple(Prompt(entry["id"], "battery", entry["prompt"], 2**20) for entry in entries)
 
     def grid(self) -> Mapping[str, tuple[str, str]]:
         """Prompt id -> (input, output), each one of LENGTHS; raises UsageError where it does not fit the prompts."""
@@ -141,10 +163,10 @@ def _json_lines(content: bytes, path: str) -> Iterator[tuple[int, object]]:
                 raise UsageError(f"{path}:{number}: no JSON ({error}); correct the line") from None
 
 
-def _text_of(line: object, where: str) -> str:
-    text = line.get("text") if isinstance(line, dict) else None
+def _text_of(line: object, where: str, key: str) -> str:
+    text = line.get(key) if isinstance(line, dict) else None
     if not isinstance(text, str) or not text.strip():
-        raise UsageError(f'{where}: no "text" in it; write {{"text": "what was served"}}')
+        raise UsageError(f'{where}: no "{key}" in it; write {{"{key}": "..."}}')
     return text
 
 

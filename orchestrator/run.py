@@ -28,15 +28,16 @@ from orchestrator import (
     prod,
     reference,
 )
-from orchestrator.bench import kld
+from orchestrator.bench import betterbench_file, kld, rates
 from orchestrator.bench.context import BenchContext
 from orchestrator.bench.warm import warm
 from orchestrator.boot import Running, serving
+from orchestrator.checkpoint import vocabulary
 from orchestrator.corpora import Corpora
 from orchestrator.errors import BootError, InvalidMeasurement, OrchestratorError, UsageError
 from orchestrator.inputs import Inputs, gather, require_present
 from orchestrator.plan import ServePlan
-from orchestrator.progress import Progress
+from orchestrator.progress import Progress, span
 from orchestrator.records import Boot, Measurement, to_jsonable
 from orchestrator.reference import Reference
 from orchestrator.schema import Experiment
@@ -63,11 +64,11 @@ class Run:
         return self.inputs.experiment.suite
 
     def context(self, advance=None, kl_reference: Reference | None = None) -> BenchContext:
-        base = BenchContext(
-            seed=self.suite.seed,
-            corpora=Corpora(self.inputs.cache),
+        base = replace(
+            _known(self.inputs),
             reference=kl_reference,
             stack=self.inputs.stack.fingerprint,
+            unfinished=self.inputs.state / "unfinished" / self.plan.fingerprint,
         )
         return replace(base, advance=advance) if advance else base
 
@@ -110,15 +111,23 @@ def _checked(experiment: Experiment) -> Inputs:
         raise UsageError(
             f"suite.benches: suite {experiment.suite.name} has no bench left, so nothing would be measured"
         )
+    bench.require_suite(experiment.suite.benches, _known(inputs))
+    return inputs
+
+
+def _known(inputs: Inputs) -> BenchContext:
+    """What the benches may know of the server without asking it."""
+    experiment = inputs.experiment
     serve = flags.of(experiment.variant, experiment.box.serve)
-    context = BenchContext(
+    return BenchContext(
         experiment.suite.seed,
         Corpora(inputs.cache),
         window_tokens=serve.get("max-model-len"),
         max_logprobs=serve.get("max-logprobs", VLLM_MAX_LOGPROBS),
+        batched_tokens=serve.get("max-num-batched-tokens"),
+        vocabulary=vocabulary(Path(inputs.checkpoint(experiment.variant.weights).path)),
+        kv_capped="gpu-memory-utilization" not in serve or "kv-cache-memory-bytes" in serve,
     )
-    bench.require_suite(experiment.suite.benches, context)
-    return inputs
 
 
 def _run(inputs: Inputs, overrides: Sequence[str], quiet: bool) -> int:
@@ -200,15 +209,27 @@ def _prepare(inputs: Inputs, progress: Progress) -> list[str]:
 def _measure(this: Run) -> None:
     kl_reference = _reference(this) if "kld" in this.suite.benches else None
     with _warm_serving(this, this.plan, "measured") as running:
+        expected_s = _announced(this, running)
         for name in (name for name in bench.REGISTRY if name in this.suite.benches):
             raw = this.suite.benches[name]
             label = f"{labels.bench_name(name, raw)} on {this.plan.variant}"
-            with this.progress.stage(label, bench.expected_s(name, raw)) as stage:
+            with this.progress.stage(label, expected_s[name]) as stage:
                 context = this.context(stage.advance, kl_reference)
                 measurement = bench.run(bench.measure_one(name, running.target, raw, context))
             this.measurements.append(measurement)
             # The samples are safe at once; numbers follow when the boot has ended and is known to be valid.
             this.log.log_measurement(replace(measurement, metrics={}))
+
+
+def _announced(this: Run, running: Running) -> dict[str, float]:
+    """Bench -> seconds it will take on this server, as a few requests show; said before the first one starts."""
+    with this.progress.stage(f"time a few requests to {this.plan.variant}"):
+        found = bench.run(rates.probe(running.target, this.suite.benches, this.context()))
+    expected_s = rates.expected(this.suite.benches, found)
+    parts = ", ".join(f"{name} {span(seconds)}" for name, seconds in expected_s.items())
+    this.progress.note(f"suite {this.suite.name}: about {span(sum(expected_s.values()))} of measuring ({parts})")
+    this.log.log_json("expected_s.json", {"rates": to_jsonable(found), "expected_s": expected_s})
+    return expected_s
 
 
 def _reference(this: Run) -> Reference:
@@ -285,6 +306,10 @@ def _conclude(this: Run) -> tuple[dict[str, Any], int]:
         this.measurements = [_unusable(found, boot) for found in this.measurements]
     for found in this.measurements:
         this.log.log_measurement(found)
+    by_bench = {found.bench: found for found in this.measurements}
+    if "betterbench" in by_bench:
+        shaped = betterbench_file.results(by_bench["betterbench"], by_bench.get("prefill"), this.plan.served_model)
+        this.log.log_json("files/betterbench/results.json", shaped)
     record = {
         "run_id": this.log.run_id,
         "plan": to_jsonable(this.plan),

@@ -11,16 +11,15 @@ not hold is skipped and counted. Without, every prompt is as short as it stands.
 
 from __future__ import annotations
 
-import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy
 
 from orchestrator.bench.context import BenchContext, Clock, Rates, Window, close_window, conclude
-from orchestrator.bench.load import Load, closed_loop
-from orchestrator.bench.prompts import paragraphs
+from orchestrator.bench.grid import Job, jobs, material_tokens
+from orchestrator.bench.load import MAX_LAG_P99_MS, MIN_OFFERED_SHARE, Load, closed_loop
 from orchestrator.client import Client, Completion
 from orchestrator.corpora import CATEGORIES, Prompt
 from orchestrator.errors import UsageError
@@ -28,9 +27,6 @@ from orchestrator.metrics import PREEMPTIONS, growth, speculation
 from orchestrator.records import Measurement, Target, to_jsonable
 
 WEIGHTS = {"code": 0.30, "reasoning": 0.20, "prose": 0.15, "json": 0.15, "file_edit": 0.10, "summarization": 0.10}
-OUTPUT_TOKENS = {"short": 64, "medium": 512, "long": 2048}
-OF_CODE = ("code", "json", "file_edit")  # categories whose material is code
-TEMPLATE_TOKENS = 96  # what the chat template, the system message and the words around the material may take
 
 
 @dataclass(frozen=True)
@@ -44,7 +40,8 @@ class Params:
     concurrency: tuple[int, ...] = (1, 4)
     temperature: float = 0.0
     max_error_share: float = 0.1
-    max_client_lag_p99_ms: float = 100.0  # above it this process was too slow to be the clock
+    max_client_lag_p99_ms: float = MAX_LAG_P99_MS  # above it this process was too slow to be the clock
+    min_offered_share: float = MIN_OFFERED_SHARE  # below it the streams stood empty too long between requests
 
     def __post_init__(self) -> None:
         if not self.concurrency or self.concurrency[0] != 1 or len(set(self.concurrency)) < len(self.concurrency):
@@ -54,26 +51,13 @@ class Params:
         if not 1 <= self.medium_tokens <= self.long_tokens:
             raise ValueError("1 <= medium_tokens <= long_tokens")
 
-    @property
-    def material_tokens(self) -> Mapping[str, int]:
-        return {"short": 0, "medium": self.medium_tokens, "long": self.long_tokens}
-
-
-@dataclass(frozen=True)
-class Job:
-    """One prompt to send: `material` stands before it; `cell` is its place in the grid, empty without one."""
-
-    prompt: Prompt
-    material: str = ""
-    cell: str = ""
-
 
 def expected_s(params: Params, rates: Rates) -> float:
     tokens = len(CATEGORIES) * params.prompts_per_category * params.max_tokens
     read = 0.0
     if params.grid:  # a third of the prompts each; output is 512 tokens in the middle
         tokens = len(CATEGORIES) * params.prompts_per_category * min(params.max_tokens, 512)
-        lengths = (length for length in params.material_tokens.values() if length < (rates.window_tokens or 2**31))
+        lengths = (length for length in material_tokens(params).values() if length < (rates.window_tokens or 2**31))
         read = len(CATEGORIES) * params.prompts_per_category / 3 * sum(lengths) / rates.prefill_tok_per_s
     return sum(
         read + tokens / (rates.decode_tok_per_s if level == 1 else rates.batch_tok_per_s)
@@ -105,7 +89,7 @@ async def measure(target: Target, params: Params, context: BenchContext) -> Meas
         context.advance(finished, len(chosen) * len(params.concurrency), "betterbench")
 
     async with Client(target) as client:
-        chosen, skipped = await _jobs(client, target, params, context, prompts)
+        chosen, skipped = await jobs(client, target, params, context, _choose(prompts, params.prompts_per_category))
         metrics["betterbench.skipped"] = float(len(skipped))
         samples += [{"prompt_id": job.prompt.id, "cell": job.cell, "skipped": "over the window"} for job in skipped]
         notes += [f"skipped over the window: {', '.join(job.prompt.id for job in skipped)}"] if skipped else []
@@ -125,9 +109,7 @@ async def measure(target: Target, params: Params, context: BenchContext) -> Meas
                 for job, completion in zip(chosen, done, strict=True)
             ]
             samples.append(_level_sample(load, window))
-            reason = window.reason
-            if load.client_lag_p99_ms > params.max_client_lag_p99_ms:
-                reason = reason or f"the client fell behind: its timer was {load.client_lag_p99_ms:.0f} ms late (p99)"
+            reason = window.reason or load.fell_behind(params.max_client_lag_p99_ms, params.min_offered_share)
             reasons += [f"conc{level}: {reason}"] if reason else []
             notes += [f"conc{level}: {window.note}"] if window.note else []
             metrics["betterbench.errors"] += sum(bool(completion.error) for completion in done)
@@ -170,41 +152,6 @@ def _choose(prompts: Sequence[Prompt], per_category: int) -> list[Prompt]:
     return [group[number] for number in range(per_category) for group in groups]
 
 
-async def _jobs(
-    client: Client, target: Target, params: Params, context: BenchContext, prompts: Sequence[Prompt]
-) -> tuple[list[Job], list[Job]]:
-    """(jobs, those that do not fit the server's window)."""
-    chosen = _choose(prompts, params.prompts_per_category)
-    if not params.grid:
-        return [Job(prompt) for prompt in chosen], []
-    grid, corpora = context.corpora.grid(), context.corpora
-    pools = {corpus.name: await paragraphs(client, corpus) for corpus in (corpora.prose(), corpora.code())}
-    jobs, skipped = [], []
-    for prompt in chosen:
-        wanted, produced = grid[prompt.id]
-        length = params.material_tokens[wanted]
-        job = Job(replace(prompt, max_tokens=OUTPUT_TOKENS[produced]), "", f"{wanted}_{produced}")
-        taken = length + len(await client.tokenize(prompt.prompt)) + TEMPLATE_TOKENS
-        if taken + min(job.prompt.max_tokens, params.max_tokens) > target.max_model_len_tokens:
-            skipped.append(job)
-            continue
-        if length:
-            pool = pools["code" if prompt.category in OF_CODE else "prose"]
-            token_ids = _material(pool, length, context.seed_for("betterbench material", prompt.id))
-            job = replace(job, material=await client.detokenize(token_ids))
-        jobs.append(job)
-    return jobs, skipped
-
-
-def _material(pool: Sequence[Sequence[int]], length_tokens: int, seed: int) -> list[int]:
-    """Paragraphs in random order, repeated in another order when they run out."""
-    generator, token_ids = random.Random(seed), []
-    while len(token_ids) < length_tokens:
-        for paragraph in generator.sample(list(pool), len(pool)):
-            token_ids.extend(paragraph)
-    return token_ids[:length_tokens]
-
-
 async def _request(client: Client, params: Params, context: BenchContext, job: Job, level: int) -> Completion:
     prompt = job.prompt
     nonce = context.seed_for("betterbench", level, prompt.id)
@@ -243,6 +190,7 @@ def _level(load: Load, params: Params) -> dict[str, float]:
         f"betterbench.ttft_ms.p99.{where}": float(numpy.percentile(ttft_ms, 99)),
         f"betterbench.aggregate_tok_per_s.{where}": load.tok_per_s,
         f"betterbench.achieved_concurrency.{where}": load.achieved_concurrency,
+        f"betterbench.offered_share.{where}": load.offered_share,
         f"betterbench.longest_gap_ms.{where}": max(done.longest_gap_ms for done in good),
         f"betterbench.client_lag_ms.p99.{where}": load.client_lag_p99_ms,
     }
@@ -267,6 +215,7 @@ def _level_sample(load: Load, window: Window) -> dict[str, Any]:
     return {
         "concurrency": load.requested_concurrency,
         "client_lag_ms": [round(lag_ms, 4) for lag_ms in load.client_lag_ms],
+        "offered_share": load.offered_share,
         "speculation": to_jsonable(drafter) if drafter else None,
         "preemptions": growth(window.before, window.after, PREEMPTIONS),
     }

@@ -60,6 +60,7 @@ class Rates:
     prefill_tok_per_s: float = 700.0
     logprob_tok_per_s: float | None = None  # at the suite's top K
     answer_tokens: float | None = None  # mean length of the answer to a word problem
+    answers_tok_per_s: float | None = None  # of all word problems in flight
     window_tokens: int | None = None  # what is longer is skipped
 
 

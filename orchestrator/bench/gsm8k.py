@@ -54,7 +54,7 @@ def prefix(params: Params) -> str:
 
 
 def expected_s(params: Params, rates: Rates) -> float:
-    rate = rates.decode_tok_per_s if params.concurrency == 1 else rates.batch_tok_per_s
+    rate = rates.answers_tok_per_s or (rates.decode_tok_per_s if params.concurrency == 1 else rates.batch_tok_per_s)
     answer_tokens = 0.6 * params.max_tokens if rates.answer_tokens is None else rates.answer_tokens
     return params.n * min(answer_tokens, params.max_tokens) / rate
 

@@ -332,7 +332,7 @@ def test_log_probabilities_that_the_server_would_die_of_are_refused(context):
         require(vocabulary=248320, batched_tokens=8192)
     with pytest.raises(UsageError, match=r"set \+variant\.serve\.kv-cache-memory-bytes=BYTES"):
         require(vocabulary=248320, batched_tokens=512, kv_capped=False)
-    with pytest.raises(UsageError, match="3.79 GiB"):  # where it becomes known only once the model is prepared
+    with pytest.raises(UsageError, match=r"3\.79 GiB"):  # where it becomes known only once the model is prepared
         collect(Script(), replace(context, vocabulary=248320), params)
 
 

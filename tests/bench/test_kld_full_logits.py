@@ -1,4 +1,4 @@
-"""KL over HTTP from top-K log probabilities, against float64 from the full logits of the same weights (transformers)."""
+"""KL over HTTP from top-K log probabilities, against float64 from the full logits of the same weights."""
 
 from __future__ import annotations
 
