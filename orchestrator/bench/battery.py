@@ -183,7 +183,7 @@ async def _needles(
                 hay += [list(part) for part in generator.sample(list(pool), len(pool))]
             ids = [token for part in hay for token in part][:length]
             at = round(depth * len(ids))
-            before, after = (await client.detokenize(part) if part else "" for part in (ids[:at], ids[at:]))
+            before, after = [await client.detokenize(part) if part else "" for part in (ids[:at], ids[at:])]
             sentence = f" The number of the locker in the station is {number}. "
             prompt = f"{before}{sentence}{after}\n\n{QUESTION}"
             jobs.append(Job(name, prompt, params.needle_max_tokens, number, (length, depth)))

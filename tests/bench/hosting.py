@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 from aiohttp import web
 from truth_server import MODEL, TruthServer
 
-from orchestrator.records import Target
+from orchestrator.bench import measure_one
+from orchestrator.bench.context import BenchContext
+from orchestrator.records import Measurement, Target
 
 
 @asynccontextmanager
@@ -22,3 +26,13 @@ async def hosted(server: TruthServer, window_tokens: int = 4096) -> AsyncIterato
         yield Target(f"http://127.0.0.1:{runner.addresses[0][1]}", MODEL, window_tokens)
     finally:
         await runner.cleanup()
+
+
+def measured(name: str, server: TruthServer, params: dict[str, Any], context: BenchContext, window_tokens=4096) -> Measurement:
+    """The Measurement of one bench against `server`."""
+
+    async def run() -> Measurement:
+        async with hosted(server, window_tokens) as target:
+            return await measure_one(name, target, params, context)
+
+    return asyncio.run(run())
