@@ -28,7 +28,9 @@ async def hosted(server: TruthServer, window_tokens: int = 4096) -> AsyncIterato
         await runner.cleanup()
 
 
-def measured(name: str, server: TruthServer, params: dict[str, Any], context: BenchContext, window_tokens=4096) -> Measurement:
+def measured(
+    name: str, server: TruthServer, params: dict[str, Any], context: BenchContext, window_tokens=4096
+) -> Measurement:
     """The Measurement of one bench against `server`."""
 
     async def run() -> Measurement:

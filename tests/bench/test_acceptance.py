@@ -55,7 +55,9 @@ def test_every_metric_can_be_computed_from_the_samples(context):
         chosen = [n for prompt in draw for n in at[prompt]]
         lengths.append(1 + accepted[chosen].sum() / drafts[chosen].sum())
     low, high = numpy.percentile(lengths, [2.5, 97.5])
-    spans = [(sample["update_ms"][-1] - sample["update_ms"][0], len(sample["update_ms"]) - 1) for sample in found.samples]
+    spans = [
+        (sample["update_ms"][-1] - sample["update_ms"][0], len(sample["update_ms"]) - 1) for sample in found.samples
+    ]
     expected = {
         "acceptance_length": 1 + accepted.sum() / drafts.sum(),
         "acceptance_length.ci_low": low,
@@ -70,7 +72,9 @@ def test_every_metric_can_be_computed_from_the_samples(context):
     for n in range(4):
         at_n = sum(sample["speculation"]["accepted_per_position"][n] for sample in found.samples)
         expected[f"accepted_share.pos{n}"] = at_n / drafts.sum()
-    assert {name.removeprefix("acceptance."): v for name, v in found.metrics.items()} == pytest.approx(expected, rel=1e-6)
+    assert {name.removeprefix("acceptance."): v for name, v in found.metrics.items()} == pytest.approx(
+        expected, rel=1e-6
+    )
     assert low < high
 
 
@@ -120,9 +124,9 @@ def test_failed_requests_are_in_no_number(context):
     found = measured("acceptance", server, {**SMOKE, "max_error_share": 0.5}, context)
     assert found.status == "ok" and found.metrics["acceptance.errors"] == 3
     assert found.metrics["acceptance.tokens"] == 9 * 41
-    assert measured("acceptance", TruthServer(Script(**DRAFTER, fault="fin", fault_every=4)), SMOKE, context).status == (
-        "invalid"
-    )
+    assert measured(
+        "acceptance", TruthServer(Script(**DRAFTER, fault="fin", fault_every=4)), SMOKE, context
+    ).status == ("invalid")
 
 
 def test_prompts_of_the_users_own_file(context, tmp_path):

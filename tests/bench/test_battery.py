@@ -26,7 +26,7 @@ def replying(plain, needle=lambda number, at: number) -> TruthServer:
 
 
 def test_each_kind_of_ending_is_counted(context):
-    answers = {0: "fine .", 1: " ", 2: " ".join(str(n) for n in range(400)), 3: "ab " * 40}
+    answers = {0: "fine .", 1: " ", 2: " ".join(str(n) for n in range(400)), 3: "ab " * 39 + "ab"}
     found = measured("battery", replying(answers.__getitem__), PARAMS, context)
     assert found.status == "ok", found.reason
     assert {name: value for name, value in found.metrics.items() if "retrieval" not in name} == {
@@ -43,7 +43,9 @@ def test_each_kind_of_ending_is_counted(context):
 
 
 def test_needles_stand_at_their_depth_in_prose_of_exact_length(context):
-    server = replying(lambda number: "fine", lambda number, at: f"It is {number[:2]} {number[2:]}." if at < 0.4 else "?")
+    server = replying(
+        lambda number: "fine", lambda number, at: f"It is {number[:2]} {number[2:]}." if at < 0.4 else "?"
+    )
     found = measured("battery", server, PARAMS, context)
     assert found.metrics["battery.retrieval.ctx256"] == found.metrics["battery.retrieval.ctx1000"] == 1 / 3
     assert found.metrics["battery.retrieval_miss"] == 4.0
@@ -69,7 +71,9 @@ def test_a_haystack_over_the_window_is_skipped_and_said(context):
 
 def test_every_count_can_be_computed_from_the_outputs(context):
     answers = {0: "fine .", 1: " ", 2: "x y z " * 30, 3: " ".join(str(n) for n in range(400))}
-    found = measured("battery", replying(answers.__getitem__, lambda number, at: number if at else "no"), PARAMS, context)
+    found = measured(
+        "battery", replying(answers.__getitem__, lambda number, at: number if at else "no"), PARAMS, context
+    )
     plain = [sample for sample in found.samples if not sample["number"]]
     needles = [sample for sample in found.samples if sample["number"]]
 

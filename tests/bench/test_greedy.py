@@ -49,7 +49,9 @@ def test_requests_are_fixed_greedy_and_one_at_a_time(context):
     assert {body["temperature"] for body in bodies} == {0.0}
     prompts = [body["messages"][0]["content"] for body in bodies]
     assert prompts[:8] == prompts[8:16] == prompts[16:] and len(set(prompts)) == 8
-    assert all(later.received_ns >= earlier.end_ns for earlier, later in zip(server.sent, server.sent[1:], strict=False))
+    assert all(
+        later.received_ns >= earlier.end_ns for earlier, later in zip(server.sent, server.sent[1:], strict=False)
+    )
     assert found.metrics["greedy.self_agreement"] == 1.0 and "greedy.first_difference_tokens" not in found.metrics
 
 
@@ -63,7 +65,7 @@ def test_only_what_a_boot_reproduces_is_compared_with_another_one(context):
 
 
 def test_a_boot_that_reproduces_nothing_says_that_it_proves_nothing(context):
-    found = measured("greedy", answering(dict.fromkeys(CATEGORIES, {1})), PARAMS, context)
+    found = measured("greedy", answering({category: {1} for category in CATEGORIES}), PARAMS, context)
     assert found.metrics["greedy.self_agreement"] == 0.0
     assert found.notes == ("this boot reproduces none of its own outputs: nothing can be said about another's",)
     assert greedy.compare(found.samples, found.samples).compared == 0
