@@ -6,6 +6,7 @@ import json
 import statistics
 import sys
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import numpy
@@ -101,7 +102,7 @@ def test_every_metric_can_be_computed_from_the_samples(context, uneven):
             for at_ms, tokens in zip(sample["update_ms"], sample["update_tokens"], strict=True):
                 merged[at_ms] = merged.get(at_ms, 0) + tokens
             times = list(merged)
-            gaps += [(b - a, merged[b]) for a, b in zip(times, times[1:], strict=False)]
+            gaps += [(b - a, merged[b]) for a, b in pairwise(times)]
         itl = [gap / tokens for gap, tokens in gaps for _ in range(tokens)]
         itl += [0.0] * (sum(sum(sample["update_tokens"][1:]) for sample in samples) - len(itl))
         ttft = [sample["update_ms"][0] for sample in samples]
