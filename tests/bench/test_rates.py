@@ -14,16 +14,16 @@ from orchestrator.bench import rates
 from orchestrator.errors import InvalidMeasurement
 
 SUITE = {
-    "decode_ctx": {"contexts_tokens": [64, 512, 8000], "generate_tokens": 100, "repeats": 3},
-    "prefill": {"lengths_tokens": [256, 1024, 9000], "runs": 3, "warmup_runs": 1},
+    "decode_ctx": {"contexts_tokens": [64, 512, 8000], "generate_tokens": 60, "repeats": 1},
+    "prefill": {"lengths_tokens": [256, 1024, 9000], "runs": 1, "warmup_runs": 1},
     "betterbench": {
         "prompts_per_category": 1,
-        "max_tokens": 64,
+        "max_tokens": 32,
         "concurrency": [1, 4],
         "max_client_lag_p99_ms": 1e4,
         "min_offered_share": 0.0,
-    },  # fmt: skip
-    "greedy": {"prompts_per_category": 1, "max_tokens": 40, "passes": 3},
+    },
+    "greedy": {"prompts_per_category": 1, "max_tokens": 20, "passes": 2},
     "battery": {"max_tokens": 60, "contexts_tokens": [512], "depths": [0.5]},
     "gsm8k": {"n": 12, "max_tokens": 200, "concurrency": 4},
 }
