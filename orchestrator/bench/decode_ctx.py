@@ -100,6 +100,8 @@ async def measure(target: Target, params: Params, context: BenchContext) -> Meas
     total = len(measured) * params.repeats
     async with Client(target) as client:
         pool = await paragraphs(client, corpus)
+        if measured and max(measured) > (corpus_tokens := sum(map(len, pool))):
+            notes.append(f"contexts over {corpus_tokens} tokens repeat paragraphs of corpus {corpus.name}")
         for number, length in enumerate(measured):
             where = f"ctx{length}"
             before = await client.metrics()

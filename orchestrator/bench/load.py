@@ -19,7 +19,7 @@ import numpy
 from orchestrator.completion import Completion
 
 Job = TypeVar("Job")
-_TICK_S = 0.01
+_TICK_S = 0.02
 MAX_LAG_P99_MS = 100.0
 MIN_OFFERED_SHARE = 0.95
 
@@ -30,7 +30,7 @@ class Load:
 
     completions: tuple[Completion, ...]
     requested_concurrency: int
-    client_lag_ms: tuple[float, ...]  # how late a 10 ms timer of this process fired, over the whole loop
+    client_lag_ms: tuple[float, ...]  # how late a 20 ms timer of this process fired, over the whole loop
     offered_share: float = 1.0  # of the slots' time, first request called to last one ended, that a request filled
 
     @property
@@ -120,7 +120,7 @@ async def closed_loop(
 
 @contextmanager
 def watched_lag() -> Iterator[list[float]]:
-    """A list that grows by how late a 10 ms timer of the running loop fires (ms); the last tick at the block's end.
+    """A list that grows by how late a 20 ms timer of the running loop fires (ms); the last tick at the block's end.
 
     The objects that this process already holds are kept from the garbage collector meanwhile: walking through them
     stops the clock for tens of milliseconds.
@@ -135,7 +135,6 @@ def watched_lag() -> Iterator[list[float]]:
         due_s = now_s + _TICK_S
         timer = loop.call_later(_TICK_S, tick)
 
-    gc.collect()
     gc.freeze()
     due_s = time.perf_counter() + _TICK_S
     timer = loop.call_later(_TICK_S, tick)

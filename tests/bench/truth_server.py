@@ -93,6 +93,7 @@ class TruthServer:
         names = ("queries", "hits", "preemptions", "drafts", "draft_tokens", "accepted")
         self.counters = dict.fromkeys(names, 0)
         self.accepted_at = [0] * self.script.draft_tokens
+        self._created_s = time.time()
 
     def app(self) -> web.Application:
         app = web.Application(client_max_size=2**26)
@@ -134,6 +135,7 @@ class TruthServer:
         for key, name in names.items():
             if shown.get(key, self.script.drafter):
                 page += f'# TYPE vllm:{name} counter\nvllm:{name}_total{{engine="0"}} {self.counters[key]}.0\n'
+                page += f'# TYPE vllm:{name}_created gauge\nvllm:{name}_created{{engine="0"}} {self._created_s}\n'
         if self.script.drafter:
             name = "vllm:spec_decode_num_accepted_tokens_per_pos"
             page += f"# TYPE {name} counter\n"
@@ -339,9 +341,7 @@ def _prompt(body: dict[str, Any]) -> Sequence[int]:
 
 
 async def _until(at_ns: int) -> None:
-    left_s = (at_ns - time.perf_counter_ns()) / 1e9
-    if left_s > 0:
-        await asyncio.sleep(left_s)
+    await asyncio.sleep(max(0.0, (at_ns - time.perf_counter_ns()) / 1e9))
 
 
 @asynccontextmanager
