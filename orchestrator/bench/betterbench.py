@@ -41,7 +41,9 @@ class Params:
     temperature: float = 0.0
     max_error_share: float = 0.1
     max_client_lag_p99_ms: float = MAX_LAG_P99_MS  # above it this process was too slow to be the clock
-    min_offered_share: float = MIN_OFFERED_SHARE  # below it the streams stood empty too long between requests
+    min_offered_share: float = (
+        MIN_OFFERED_SHARE  # of several streams; below it they stood empty too long between requests
+    )
 
     def __post_init__(self) -> None:
         if not self.concurrency or self.concurrency[0] != 1 or len(set(self.concurrency)) < len(self.concurrency):
@@ -109,7 +111,9 @@ async def measure(target: Target, params: Params, context: BenchContext) -> Meas
                 for job, completion in zip(chosen, done, strict=True)
             ]
             samples.append(_level_sample(load, window))
-            reason = window.reason or load.fell_behind(params.max_client_lag_p99_ms, params.min_offered_share)
+            reason = window.reason or load.fell_behind(
+                params.max_client_lag_p99_ms, params.min_offered_share if level > 1 else 0.0
+            )
             reasons += [f"conc{level}: {reason}"] if reason else []
             notes += [f"conc{level}: {window.note}"] if window.note else []
             metrics["betterbench.errors"] += sum(bool(completion.error) for completion in done)
