@@ -114,7 +114,7 @@ def test_a_missing_measurement_is_shown_as_missing():
         "Word problems or GSM8K not measured",
         "KL divergence not measured",
     ]
-    assert page.text("p").count("Missing: this run has no such measurement.") == 4
+    assert page.text("p").count("Missing: this run has no such measurement.") == 6
 
 
 def test_an_invalid_measurement_shows_its_reason_and_its_counts_and_no_picture():
