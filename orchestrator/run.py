@@ -17,7 +17,6 @@ from orchestrator import (
     compile_cache,
     config,
     devices,
-    flags,
     identity,
     interrupts,
     journal,
@@ -28,21 +27,19 @@ from orchestrator import (
     prod,
     reference,
 )
-from orchestrator.bench import betterbench_file, kld, rates
-from orchestrator.bench.context import BenchContext, Rates
+from orchestrator.bench import betterbench_file, kld
+from orchestrator.bench.context import BenchContext
 from orchestrator.bench.warm import warm
 from orchestrator.boot import Running, serving
-from orchestrator.checkpoint import vocabulary
-from orchestrator.corpora import Corpora
 from orchestrator.errors import BootError, InvalidMeasurement, OrchestratorError, UsageError
+from orchestrator.expectation import announced, known
 from orchestrator.inputs import Inputs, gather, require_present
 from orchestrator.plan import ServePlan
-from orchestrator.progress import Progress, span
+from orchestrator.progress import Progress
 from orchestrator.records import Boot, Measurement, to_jsonable
 from orchestrator.reference import Reference
 from orchestrator.schema import Experiment
 
-VLLM_MAX_LOGPROBS = 20  # what vLLM allows where the flag is not given
 OK, FAILED, INVALID = 0, 1, 3
 EXIT = {"ok": OK, "failed": FAILED, "invalid": INVALID}  # by what `report.verdict` says
 EXPECTED_BOOT_S = {"cold": 75.0, "warm": 30.0}
@@ -65,7 +62,7 @@ class Run:
 
     def context(self, advance=None, kl_reference: Reference | None = None) -> BenchContext:
         base = replace(
-            _known(self.inputs),
+            known(self.inputs),
             reference=kl_reference,
             stack=self.inputs.stack.fingerprint,
             unfinished=self.inputs.state / "unfinished" / self.plan.fingerprint,
@@ -111,23 +108,8 @@ def _checked(experiment: Experiment) -> Inputs:
         raise UsageError(
             f"suite.benches: suite {experiment.suite.name} has no bench left, so nothing would be measured"
         )
-    bench.require_suite(experiment.suite.benches, _known(inputs))
+    bench.require_suite(experiment.suite.benches, known(inputs))
     return inputs
-
-
-def _known(inputs: Inputs) -> BenchContext:
-    """What the benches may know of the server without asking it."""
-    experiment = inputs.experiment
-    serve = flags.of(experiment.variant, experiment.box.serve)
-    return BenchContext(
-        experiment.suite.seed,
-        Corpora(inputs.cache),
-        window_tokens=serve.get("max-model-len"),
-        max_logprobs=serve.get("max-logprobs", VLLM_MAX_LOGPROBS),
-        batched_tokens=serve.get("max-num-batched-tokens"),
-        vocabulary=vocabulary(Path(inputs.checkpoint(experiment.variant.weights).path)),
-        kv_capped="gpu-memory-utilization" not in serve or "kv-cache-memory-bytes" in serve,
-    )
 
 
 def _run(inputs: Inputs, overrides: Sequence[str], quiet: bool) -> int:
@@ -209,7 +191,7 @@ def _prepare(inputs: Inputs, progress: Progress) -> list[str]:
 def _measure(this: Run) -> None:
     kl_reference = _reference(this) if "kld" in this.suite.benches else None
     with _warm_serving(this, this.plan, "measured") as running:
-        expected_s = _announced(this, running)
+        expected_s = announced(this.suite, this.plan.variant, running.target, this.context(), this.progress, this.log)
         for name in (name for name in bench.REGISTRY if name in this.suite.benches):
             raw = this.suite.benches[name]
             label = f"{labels.bench_name(name, raw)} on {this.plan.variant}"
@@ -219,21 +201,6 @@ def _measure(this: Run) -> None:
             this.measurements.append(measurement)
             # The samples are safe at once; numbers follow when the boot has ended and is known to be valid.
             this.log.log_measurement(replace(measurement, metrics={}))
-
-
-def _announced(this: Run, running: Running) -> dict[str, float]:
-    """Bench -> seconds it will take on this server, as a few requests show; said before the first one starts."""
-    with this.progress.stage(f"time a few requests to {this.plan.variant}"):
-        try:
-            found = bench.run(rates.probe(running.target, this.suite.benches, this.context()))
-        except InvalidMeasurement as error:  # the benches will meet it too; here only the estimate suffers
-            this.progress.note(f"{error}; expected times are those of a small CPU box")
-            found = Rates()
-    expected_s = rates.expected(this.suite.benches, found)
-    parts = ", ".join(f"{name} {span(seconds)}" for name, seconds in expected_s.items())
-    this.progress.note(f"suite {this.suite.name}: about {span(sum(expected_s.values()))} of measuring ({parts})")
-    this.log.log_json("expected_s.json", {"rates": to_jsonable(found), "expected_s": expected_s})
-    return expected_s
 
 
 def _reference(this: Run) -> Reference:

@@ -94,10 +94,8 @@ async def measure(target: Target, params: Params, context: BenchContext) -> Meas
             done.append(await _request(client, params, context, prompt, number))
             after = await _at_rest(client)
             counted.append(speculation(before, after))
-            found = counted[-1]
-            samples.append(
-                done[-1].sample(prompt_id=prompt.id, sample=number, speculation=to_jsonable(found) if found else None)
-            )
+            counts = to_jsonable(counted[-1] or Speculation(0.0, 0.0, 0.0, ()))
+            samples.append(done[-1].sample(prompt_id=f"{prompt.id}/{number}", prompt=prompt.id, **counts))
             if reason := _not_alone(before, after, done[-1]):
                 break
             before = after
@@ -130,13 +128,12 @@ def summary(samples: Sequence[dict[str, Any]], seed: int) -> dict[str, float]:
     """Every metric, from the stored samples of the requests that did not fail."""
     good = [sample for sample in samples if not sample["error"]]
     counts = {
-        name: numpy.array([(sample["speculation"] or {}).get(name, 0.0) for sample in good])
-        for name in ("drafts", "draft_tokens", "accepted_tokens")
+        name: numpy.array([sample[name] for sample in good]) for name in ("drafts", "draft_tokens", "accepted_tokens")
     }
     drafts, drafted, accepted = (float(values.sum()) for values in counts.values())
     length = 1.0 + accepted / drafts
     low, high = _interval(good, counts["drafts"], counts["accepted_tokens"], seed)
-    per_position = [sample["speculation"]["accepted_per_position"] for sample in good if sample["speculation"]]
+    per_position = [sample["accepted_per_position"] for sample in good if sample["drafts"]]
     at_position = numpy.sum(per_position, axis=0) / drafts
     updates_ms = [sample["update_ms"] for sample in good]
     tokens = sum(sample["completion_tokens"] for sample in good)
@@ -150,7 +147,7 @@ def summary(samples: Sequence[dict[str, Any]], seed: int) -> dict[str, float]:
         / max(1, sum(len(at) - 1 for at in updates_ms)),
         "acceptance.tok_per_s": 1e3 * tokens / sum(sample["end_ms"] for sample in good),
         "acceptance.tokens": float(tokens),
-        "acceptance.prompts": float(len({sample["prompt_id"] for sample in good})),
+        "acceptance.prompts": float(len({sample["prompt"] for sample in good})),
     }
 
 
@@ -158,8 +155,8 @@ def _interval(
     good: Sequence[dict[str, Any]], drafts: numpy.ndarray, accepted: numpy.ndarray, seed: int
 ) -> tuple[float, float]:
     """95% percentile bootstrap of the acceptance length; a prompt's samples are drawn together."""
-    prompts = sorted({sample["prompt_id"] for sample in good})
-    of_prompt = numpy.array([prompts.index(sample["prompt_id"]) for sample in good])
+    prompts = sorted({sample["prompt"] for sample in good})
+    of_prompt = numpy.array([prompts.index(sample["prompt"]) for sample in good])
     sums = [numpy.bincount(of_prompt, values, len(prompts)) for values in (drafts, accepted)]
     drawn = numpy.random.default_rng(seed).integers(len(prompts), size=(RESAMPLES, len(prompts)))
     of_drafts, of_accepted = (values[drawn].sum(axis=1) for values in sums)

@@ -67,9 +67,10 @@ async def measure(target: Target, params: Params, context: BenchContext) -> Meas
                 output = done[-1].reasoning + done[-1].text
                 samples.append(
                     {
+                        "id": f"{prompt.id}/{number}",
                         "prompt_id": prompt.id,
                         "pass": number,
-                        "output": output,
+                        "text": output,
                         "token_ids": await client.tokenize(output) if output and not done[-1].error else [],
                         "finish_reason": done[-1].finish_reason,
                         "completion_tokens": done[-1].completion_tokens,

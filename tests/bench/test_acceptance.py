@@ -28,8 +28,8 @@ def test_it_finds_the_scripted_acceptance_and_each_prompt_has_its_own(context):
         assert found.metrics[f"acceptance.accepted_share.pos{at}"] == pytest.approx(share)
     assert found.metrics["acceptance.tokens"] == 12 * 41 and found.metrics["acceptance.prompts"] == 6
     for sample, sent in zip(found.samples, server.sent, strict=True):
-        assert sample["speculation"]["drafts"] == len(sent.update_tokens) - 1
-        assert sample["speculation"]["accepted_tokens"] == sum(sent.update_tokens[1:]) - len(sent.update_tokens) + 1
+        assert sample["drafts"] == len(sent.update_tokens) - 1
+        assert sample["accepted_tokens"] == sum(sent.update_tokens[1:]) - len(sent.update_tokens) + 1
     assert len({sent.body["seed"] for sent in server.sent}) == 12
     assert not found.notes
 
@@ -44,10 +44,10 @@ class Uneven(TruthServer):
 
 def test_every_metric_can_be_computed_from_the_samples(context):
     found = measured("acceptance", Uneven(Script(**DRAFTER, gap_spread=0.5)), SMOKE, context)
-    drafts = numpy.array([sample["speculation"]["drafts"] for sample in found.samples])
-    accepted = numpy.array([sample["speculation"]["accepted_tokens"] for sample in found.samples])
-    names = sorted({sample["prompt_id"] for sample in found.samples})
-    at = [[n for n, sample in enumerate(found.samples) if sample["prompt_id"] == name] for name in names]
+    drafts = numpy.array([sample["drafts"] for sample in found.samples])
+    accepted = numpy.array([sample["accepted_tokens"] for sample in found.samples])
+    names = sorted({sample["prompt"] for sample in found.samples})
+    at = [[n for n, sample in enumerate(found.samples) if sample["prompt"] == name] for name in names]
     seed = found.config["seed"]
     assert seed == context.seed
     lengths = []
@@ -62,7 +62,7 @@ def test_every_metric_can_be_computed_from_the_samples(context):
         "acceptance_length": 1 + accepted.sum() / drafts.sum(),
         "acceptance_length.ci_low": low,
         "acceptance_length.ci_high": high,
-        "accepted_share": accepted.sum() / sum(sample["speculation"]["draft_tokens"] for sample in found.samples),
+        "accepted_share": accepted.sum() / sum(sample["draft_tokens"] for sample in found.samples),
         "ms_per_step": sum(span for span, _ in spans) / sum(steps for _, steps in spans),
         "tok_per_s": 1e3 * 12 * 41 / sum(sample["end_ms"] for sample in found.samples),
         "tokens": sum(sample["completion_tokens"] for sample in found.samples),
@@ -70,7 +70,7 @@ def test_every_metric_can_be_computed_from_the_samples(context):
         "errors": 0,
     }
     for n in range(4):
-        at_n = sum(sample["speculation"]["accepted_per_position"][n] for sample in found.samples)
+        at_n = sum(sample["accepted_per_position"][n] for sample in found.samples)
         expected[f"accepted_share.pos{n}"] = at_n / drafts.sum()
     assert {name.removeprefix("acceptance."): v for name, v in found.metrics.items()} == pytest.approx(
         expected, rel=1e-6
