@@ -16,6 +16,7 @@ from orchestrator.errors import InvalidMeasurement
 from orchestrator.records import Target
 
 PREFILL_TOKENS, DECODE_TOKENS, STREAMS = 512, 48, 4
+MANY = 8  # questions for each stream, below which it is not worth asking how long answers are
 ANSWER_TOKENS = 384  # of the answers that are asked for to see how long they are
 
 
@@ -44,7 +45,7 @@ async def probe(target: Target, suite_params: Mapping[str, Mapping[str, Any]], c
             await client.prompt_logprobs(prompt, bench.top_k)
             seconds = time.perf_counter() - started_s
             rates = replace(rates, logprob_tok_per_s=bench.document_tokens / seconds)
-        if bench := params.get("gsm8k"):
+        if (bench := params.get("gsm8k")) and bench.n >= MANY * bench.concurrency:
             rates = replace(rates, **await _answers(client, bench, context))
     return rates
 

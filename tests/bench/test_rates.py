@@ -25,7 +25,7 @@ SUITE = {
     },
     "greedy": {"prompts_per_category": 1, "max_tokens": 20, "passes": 2},
     "battery": {"max_tokens": 60, "contexts_tokens": [512], "depths": [0.5]},
-    "gsm8k": {"n": 12, "max_tokens": 200, "concurrency": 4},
+    "gsm8k": {"n": 12, "max_tokens": 200, "concurrency": 1},
 }
 
 
@@ -60,8 +60,14 @@ def test_the_rates_are_the_servers(context):
 
 
 def test_answers_that_do_not_end_are_expected_to_reach_the_bound(context):
-    suite = {"gsm8k": {"n": 12, "max_tokens": 2048, "concurrency": 2}}
+    suite = {"gsm8k": {"n": 12, "max_tokens": 2048, "concurrency": 1}}
     assert probe(Slow(10_000), suite, context).answer_tokens == 2048
+
+
+def test_few_questions_are_not_worth_the_probe(context):
+    server = Slow(70)
+    found = probe(server, {"gsm8k": {"n": 12, "max_tokens": 200, "concurrency": 4}}, context)
+    assert found.answer_tokens is None and not [sent for sent in server.sent if "messages" in sent.body]
 
 
 def test_a_suite_takes_the_time_that_was_said(context):
