@@ -53,9 +53,9 @@ def probe(server: TruthServer, suite: dict, context) -> rates.Rates:
 
 def test_the_rates_are_the_servers(context):
     found = probe(Slow(70), SUITE, context)
-    assert found.prefill_tok_per_s == pytest.approx(2000, rel=0.1)
-    assert found.decode_tok_per_s == pytest.approx(200, rel=0.1)
-    assert found.batch_tok_per_s == pytest.approx(800, rel=0.1)
+    assert found.prefill_tok_per_s == pytest.approx(2000, rel=0.15)
+    assert found.decode_tok_per_s == pytest.approx(200, rel=0.15)
+    assert found.batch_tok_per_s == pytest.approx(800, rel=0.25)
     assert found.answer_tokens == 70 and found.window_tokens == 4096 and found.logprob_tok_per_s is None
 
 
