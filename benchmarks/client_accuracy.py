@@ -15,35 +15,31 @@ also charged for all that follows: CPU time of its process from before the first
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import os
 import platform
+import socket
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import numpy
 import psutil
-import uvloop
 
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "bench"))
-from peer_client import _BENCH_SERVE
-from truth_server import Script, Sent, TruthProcess, spawned
+from load_clients import Prepare, Request, guidellm, ours, vllm_bench
+from truth_server import MODEL, Script, Sent, TruthProcess, spawned
 
-from orchestrator.bench import measure_one
+from orchestrator import bench
 from orchestrator.bench.context import BenchContext
-from orchestrator.bench.load import closed_loop
-from orchestrator.client import Client, Completion
 from orchestrator.corpora import Corpora
-from orchestrator.records import Target
 
 GAP_S = 0.01
 TOKENS = 400
@@ -58,159 +54,18 @@ PATTERNS = {  # tokens of each step, repeated
 }
 
 
-@dataclass(frozen=True)
-class Request:
-    """What a client reports of one request; `gaps_ms` is empty where it reports only their mean."""
-
-    ttft_ms: float
-    itl_ms: float
-    gaps_ms: tuple[float, ...] = ()
-
-
-@dataclass
-class Report:
-    """What a client reports of a run, by prompt."""
-
-    requests: dict[str, Request]
-    cpu_s: float | None = None  # its own account, where it has one
-    notes: dict[str, Any] = field(default_factory=dict)
-
-
 def prompts(count: int) -> list[str]:
     return [f"{number:08d} river stone lantern market winter copper garden letter" for number in range(count)]
 
 
-# --- the clients -----------------------------------------------------------------------------------------------------
-
-
-def ours(target: Target, texts: Sequence[str], streams: int, folder: Path) -> tuple[list[str], Callable[[], Report]]:
-    """argv of a process that measures with the orchestrator's client, and what reads its result."""
-    job = {"base_url": target.base_url, "model": target.model, "texts": list(texts), "streams": streams}
-    (folder / "job.json").write_text(json.dumps(job))
-
-    def read() -> Report:
-        result = json.loads((folder / "ours.json").read_text())
-        requests = {
-            text: Request(done["ttft_ms"], done["itl_ms"], tuple(done["gaps_ms"]))
-            for text, done in zip(texts, result["requests"], strict=True)
-        }
-        return Report(requests, result["cpu_s"], result["notes"])
-
-    return [sys.executable, __file__, "--job", str(folder)], read
-
-
-def work(folder: Path) -> None:
-    """The process that `ours` starts."""
-    job = json.loads((folder / "job.json").read_text())
-
-    async def run() -> dict[str, Any]:
-        async with Client(Target(job["base_url"], job["model"], 4096)) as client:
-
-            async def request(text: str) -> Completion:
-                return await client.complete(text, TOKENS, temperature=0.0, ignore_eos=True)
-
-            before_s = time.process_time()
-            load = await closed_loop(job["texts"], job["streams"], request)
-            cpu_s = time.process_time() - before_s
-        if errors := [done.error for done in load.completions if done.error]:
-            raise RuntimeError(f"{len(errors)} requests failed; the first: {errors[0]}")
-        return {
-            "cpu_s": cpu_s,
-            "requests": [
-                {
-                    "ttft_ms": done.ttft_ms,
-                    "itl_ms": done.decode_span_ms / done.decode_tokens,
-                    "gaps_ms": (numpy.diff(done.update_ns) / 1e6).tolist(),
-                }
-                for done in load.completions
-            ],
-            "notes": {
-                "achieved_concurrency": load.achieved_concurrency,
-                "offered_share": load.offered_share,
-                "client_lag_p99_ms": load.client_lag_p99_ms,
-                "queue_ms": [done.queue_ns / 1e6 for done in load.completions],
-                "fell_behind": load.fell_behind(),
-            },
-        }
-
-    (folder / "ours.json").write_text(json.dumps(uvloop.run(run())))
-
-
-def vllm_bench(python: str, tokenizer: str) -> Callable[..., tuple[list[str], Callable[[], Report]]]:
-    def prepare(target: Target, texts: Sequence[str], streams: int, folder: Path):
-        (folder / "prompts.jsonl").write_text("".join(json.dumps({"prompt": text}) + "\n" for text in texts))
-        arguments = {
-            "backend": "openai",
-            "endpoint": "/v1/completions",
-            "base-url": target.base_url,
-            "model": target.model,
-            "tokenizer": tokenizer,
-            "dataset-name": "custom",
-            "dataset-path": str(folder / "prompts.jsonl"),
-            "custom-output-len": str(TOKENS),
-            "num-prompts": str(len(texts)),
-            "max-concurrency": str(streams),
-            "ready-check-timeout-sec": "0",
-            "temperature": "0",
-            "result-dir": str(folder),
-            "result-filename": "vllm.json",
-        }
-        switches = ["--ignore-eos", "--skip-chat-template", "--disable-shuffle", "--disable-tqdm"]
-        argv = [python, "-c", _BENCH_SERVE, *switches, "--save-result", "--save-detailed"]
-
-        def read() -> Report:
-            found = json.loads((folder / "vllm.json").read_text())
-            return Report(
-                {
-                    text: Request(1e3 * ttft_s, 1e3 * float(numpy.mean(itls_s)), tuple(1e3 * s for s in itls_s))
-                    for text, ttft_s, itls_s in zip(texts, found["ttfts"], found["itls"], strict=True)
-                }
-            )
-
-        return [*argv, *(part for name, value in arguments.items() for part in (f"--{name}", value))], read
-
-    return prepare
-
-
-def guidellm(program: str, tokenizer: str) -> Callable[..., tuple[list[str], Callable[[], Report]]]:
-    def prepare(target: Target, texts: Sequence[str], streams: int, folder: Path):
-        (folder / "prompts.jsonl").write_text("".join(json.dumps({"prompt": text}) + "\n" for text in texts))
-        argv = [program, "run", "--disable-console"]
-        argv += ["--backend", f"kind=openai_http,target={target.base_url},request_format=/v1/completions,"]
-        argv[-1] += f"max_tokens={TOKENS}"
-        argv += ["--profile", f"kind=concurrent,streams={streams}"]
-        argv += ["--constraint", f"kind=max_requests,count={len(texts)}"]
-        argv += ["--data", f"kind=json_file,path={folder / 'prompts.jsonl'}"]
-        argv += ["--tokenizer", f"kind=huggingface_auto,model={tokenizer}"]
-        argv += ["--output", f"kind=json,path={folder / 'guidellm.json'}"]
-
-        def read() -> Report:
-            found = json.loads((folder / "guidellm.json").read_text())["benchmarks"][0]["requests"]["successful"]
-            return Report(
-                {
-                    json.loads(done["request_args"])["body"]["prompt"]: Request(
-                        done["time_to_first_token_ms"], done["inter_token_latency_ms"]
-                    )
-                    for done in found
-                }
-            )
-
-        return argv, read
-
-    return prepare
-
-
-# --- the comparison --------------------------------------------------------------------------------------------------
-
-
-def run_client(prepare: Callable[..., Any], server: TruthProcess, streams: int, rounds: int) -> dict[str, Any]:
+def run_client(prepare: Prepare, server: TruthProcess, streams: int, rounds: int) -> dict[str, Any]:
     """One client, `rounds` requests a stream: errors against the server's log, load and CPU time."""
     server.log(clear=True)
     texts = prompts(streams * rounds)
     with tempfile.TemporaryDirectory() as folder:
-        argv, read = prepare(server.target, texts, streams, Path(folder))
+        argv, read = prepare(server.target, texts, streams, TOKENS, Path(folder))
         with (Path(folder) / "said").open("w+") as said:
-            # its own session of threads and processes; nothing of it may ask the network
+            # none of the clients may ask the network for anything
             ran = subprocess.Popen(argv, stdout=said, stderr=said, env={**os.environ, "HF_HUB_OFFLINE": "1"})
             readings = _watch_cpu(ran)
             if ran.returncode:
@@ -288,6 +143,21 @@ def _cpu_between(readings: Sequence[tuple[int, float]], sent: Sequence[Sent]) ->
     return float(numpy.interp(end, at_ns, spent_s) - numpy.interp(begin, at_ns, spent_s))
 
 
+def floor_cpu_s_per_1000_tokens() -> float:
+    """CPU seconds that a bare loop of recv() and a clock reading takes for one stream: no client can take less here."""
+    body = json.dumps({"model": MODEL, "prompt": [1] * 50, "max_tokens": 2 * TOKENS}).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {len(body)}\r\n"
+    with spawned(STREAMS) as server:
+        place = urlsplit(server.target.base_url)
+        with socket.create_connection((place.hostname, place.port), timeout=30) as connection:
+            connection.sendall(f"{head}Content-Type: application/json\r\n\r\n".encode() + body)
+            reads = []
+            before_s = time.process_time()
+            while data := connection.recv(65536):
+                reads.append((time.perf_counter_ns(), data))
+            return (time.process_time() - before_s) / (2 * TOKENS / 1000)
+
+
 def decode_patterns(repeats: int) -> list[dict[str, Any]]:
     """decode_ctx's ms/step and acceptance length against the server's log, by what the drafter got right."""
     rows = []
@@ -297,7 +167,7 @@ def decode_patterns(repeats: int) -> list[dict[str, Any]]:
         for name, pattern in PATTERNS.items():
             script = Script(gap_s=0.02, gap_spread=0.2, pattern=pattern, drafter=name != "no drafter", draft_tokens=7)
             with spawned(script) as server:
-                found = asyncio.run(measure_one("decode_ctx", server.target, params, context))
+                found = bench.run(bench.measure_one("decode_ctx", server.target, params, context))
                 sent, _ = server.log()
             step_ms = numpy.median([numpy.diff(record.update_ns).mean() / 1e6 for record in sent])
             steps = [tokens for record in sent for tokens in record.update_tokens[1:]]
@@ -331,21 +201,22 @@ def machine() -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--job", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--streams", default="1,16,64")
+    parser.add_argument("--repeats", type=int, default=1, help="of each level, the clients in turn; medians are shown")
     parser.add_argument("--rounds", type=int, default=3, help="requests a stream (one stream: four times as many)")
     parser.add_argument("--tokenizer", help="folder of a tokenizer, which the other clients want")
     parser.add_argument("--vllm", help="Python that has vllm")
     parser.add_argument("--guidellm", help="program guidellm")
     parser.add_argument("--json", type=Path, help="file for all figures")
     arguments = parser.parse_args()
-    if arguments.job:
-        work(arguments.job)
-        return
     if (arguments.vllm or arguments.guidellm) and not arguments.tokenizer:
         parser.error("--vllm and --guidellm want --tokenizer")
+    if arguments.rounds < 2 or arguments.repeats < 1:
+        parser.error(
+            "--rounds must be at least 2 (the load is that of one request after another), --repeats at least 1"
+        )
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:2])
-    clients: dict[str, Callable[..., Any]] = {"ours": ours}
+    clients: dict[str, Prepare] = {"ours": ours}
     if arguments.vllm:
         clients["vllm bench serve"] = vllm_bench(arguments.vllm, arguments.tokenizer)
     if arguments.guidellm:
@@ -357,11 +228,16 @@ def main() -> None:
     )
     print("|--:|---|--:|--:|--:|--:|--:|--:|--:|", flush=True)
     for streams in map(int, arguments.streams.split(",")):
-        for name, prepare in clients.items():
-            with spawned(STREAMS) as server:
-                run = run_client(prepare, server, streams, arguments.rounds * (4 if streams == 1 else 1))
-            runs.append({"client": name, "streams": streams, "load_average": os.getloadavg(), **run})
-            print(_row(runs[-1]), flush=True)
+        for repeat in range(arguments.repeats):
+            for name, prepare in clients.items():
+                with spawned(STREAMS) as server:
+                    run = run_client(prepare, server, streams, arguments.rounds * (4 if streams == 1 else 1))
+                run |= {"client": name, "streams": streams, "repeat": repeat, "load_average": os.getloadavg()}
+                runs.append(run)
+        for name in clients:
+            print(_row([run for run in runs if (run["client"], run["streams"]) == (name, streams)]), flush=True)
+    floor_s = floor_cpu_s_per_1000_tokens()
+    print(f"\nA bare loop of recv() and a clock reading on one stream: {floor_s:.4f} CPU s per 1,000 tokens.")
     rows = decode_patterns(arguments.rounds)
     print("\n| accepted of each draft | ms/step, error | acceptance length, error |\n|---|--:|--:|")
     for row in rows:
@@ -369,19 +245,26 @@ def main() -> None:
     if arguments.json:
         command = " ".join(sys.argv)
         found = {"machine": machine(), "command": command, "runs": runs, "patterns": rows}
+        found["floor_cpu_s_per_1000_tokens"] = floor_s
         arguments.json.write_text(json.dumps(found, indent=1))
 
 
-def _row(run: dict[str, Any]) -> str:
-    gap = "not reported" if run["gap_error_ms_p99"] is None else f"{run['gap_error_ms_p99']:.2f}"
-    cpu = f"{run['cpu_s_per_1000_tokens']:.4f}"
-    if run["own_cpu_s_per_1000_tokens"]:
-        cpu += f" (in all {run['own_cpu_s_per_1000_tokens']:.4f})"
+def _row(runs: Sequence[dict[str, Any]]) -> str:
+    """Of one client at one number of streams: the median of each figure over the repeats."""
+
+    def of(name: str) -> float:
+        return float(numpy.median([run[name] for run in runs]))
+
+    gap = "not reported" if runs[0]["gap_error_ms_p99"] is None else f"{of('gap_error_ms_p99'):.2f}"
+    cpu = f"{of('cpu_s_per_1000_tokens'):.4f}"
+    if runs[0]["own_cpu_s_per_1000_tokens"]:
+        cpu += f" (in all {of('own_cpu_s_per_1000_tokens'):.4f})"
     return (
-        f"| {run['streams']} | {run['client']} | {run['ttft_error_ms_median']:.2f} / {run['ttft_error_ms_p99']:.2f} "
-        f"| {100 * run['itl_error_share_median']:.3f}% | {100 * run['tok_per_s_error_share_median']:.3f}% | {gap} "
-        f"| {100 * run['offered_share']:.2f}% | {cpu} "
-        f"| {run['server_late_ms_median']:.2f} / {run['server_late_ms_p99']:.2f} |"
+        f"| {runs[0]['streams']} | {runs[0]['client']} "
+        f"| {of('ttft_error_ms_median'):.2f} / {of('ttft_error_ms_p99'):.2f} "
+        f"| {100 * of('itl_error_share_median'):.3f}% | {100 * of('tok_per_s_error_share_median'):.3f}% | {gap} "
+        f"| {100 * of('offered_share'):.2f}% | {cpu} "
+        f"| {of('server_late_ms_median'):.2f} / {of('server_late_ms_p99'):.2f} |"
     )
 
 

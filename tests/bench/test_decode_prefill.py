@@ -246,7 +246,7 @@ def test_a_context_longer_than_the_corpus_is_noted(context):
     assert found.status == "ok", found.reason
     assert len(sent[0].body["prompt"]) == 12000
     assert len(found.notes) == 1
-    assert found.notes[0].startswith("contexts over 9")
+    assert found.notes[0].startswith("contexts over 8")
     assert found.notes[0].endswith("tokens repeat paragraphs of corpus prose")
 
 
