@@ -17,7 +17,6 @@ from orchestrator import (
     compile_cache,
     config,
     devices,
-    flags,
     identity,
     interrupts,
     journal,
@@ -28,12 +27,12 @@ from orchestrator import (
     prod,
     reference,
 )
-from orchestrator.bench import kld
+from orchestrator.bench import betterbench_file, kld
 from orchestrator.bench.context import BenchContext
 from orchestrator.bench.warm import warm
 from orchestrator.boot import Running, serving
-from orchestrator.corpora import Corpora
 from orchestrator.errors import BootError, InvalidMeasurement, OrchestratorError, UsageError
+from orchestrator.expectation import announced, known
 from orchestrator.inputs import Inputs, gather, require_present
 from orchestrator.plan import ServePlan
 from orchestrator.progress import Progress
@@ -41,7 +40,6 @@ from orchestrator.records import Boot, Measurement, to_jsonable
 from orchestrator.reference import Reference
 from orchestrator.schema import Experiment
 
-VLLM_MAX_LOGPROBS = 20  # what vLLM allows where the flag is not given
 OK, FAILED, INVALID = 0, 1, 3
 EXIT = {"ok": OK, "failed": FAILED, "invalid": INVALID}  # by what `report.verdict` says
 EXPECTED_BOOT_S = {"cold": 75.0, "warm": 30.0}
@@ -63,11 +61,11 @@ class Run:
         return self.inputs.experiment.suite
 
     def context(self, advance=None, kl_reference: Reference | None = None) -> BenchContext:
-        base = BenchContext(
-            seed=self.suite.seed,
-            corpora=Corpora(self.inputs.cache),
+        base = replace(
+            known(self.inputs),
             reference=kl_reference,
             stack=self.inputs.stack.fingerprint,
+            unfinished=self.inputs.state / "unfinished" / self.plan.fingerprint,
         )
         return replace(base, advance=advance) if advance else base
 
@@ -110,14 +108,7 @@ def _checked(experiment: Experiment) -> Inputs:
         raise UsageError(
             f"suite.benches: suite {experiment.suite.name} has no bench left, so nothing would be measured"
         )
-    serve = flags.of(experiment.variant, experiment.box.serve)
-    context = BenchContext(
-        experiment.suite.seed,
-        Corpora(inputs.cache),
-        window_tokens=serve.get("max-model-len"),
-        max_logprobs=serve.get("max-logprobs", VLLM_MAX_LOGPROBS),
-    )
-    bench.require_suite(experiment.suite.benches, context)
+    bench.require_suite(experiment.suite.benches, known(inputs))
     return inputs
 
 
@@ -209,10 +200,11 @@ def _prepare(inputs: Inputs, progress: Progress) -> list[str]:
 def _measure(this: Run) -> None:
     kl_reference = _reference(this) if "kld" in this.suite.benches else None
     with _warm_serving(this, this.plan, "measured") as running:
+        expected_s = announced(this.suite, this.plan.variant, running.target, this.context(), this.progress, this.log)
         for name in (name for name in bench.REGISTRY if name in this.suite.benches):
             raw = this.suite.benches[name]
             label = f"{labels.bench_name(name, raw)} on {this.plan.variant}"
-            with this.progress.stage(label, bench.expected_s(name, raw)) as stage:
+            with this.progress.stage(label, expected_s[name]) as stage:
                 context = this.context(stage.advance, kl_reference)
                 measurement = bench.run(bench.measure_one(name, running.target, raw, context))
             this.measurements.append(measurement)
@@ -294,6 +286,10 @@ def _conclude(this: Run) -> tuple[dict[str, Any], int]:
         this.measurements = [_unusable(found, boot) for found in this.measurements]
     for found in this.measurements:
         this.log.log_measurement(found)
+    by_bench = {found.bench: found for found in this.measurements}
+    if "betterbench" in by_bench:
+        shaped = betterbench_file.results(by_bench["betterbench"], by_bench.get("prefill"), this.plan.served_model)
+        this.log.log_json("files/betterbench/results.json", shaped)
     record = {
         "run_id": this.log.run_id,
         "plan": to_jsonable(this.plan),

@@ -40,7 +40,8 @@ class Activation:
 class Speculation:
     """Speculative decoding: `tokens` drafted a step (SPEC) by `method`.
 
-    `drafter` is a directory of the box's models; null: the model's own one, where the method has a drafter.
+    `drafter` is a directory of the box's models, or "weights:bf16" for the served model's own unquantized form; null:
+    the model's own one, where the method has a drafter.
     `options` are the further keys of vLLM's --speculative-config.
     """
 

@@ -78,13 +78,16 @@ class Tracker:
         return log
 
     def measurements(self, run_id: str) -> dict[str, Measurement]:
-        """What `log_measurement` wrote, by bench, raw samples included."""
+        """What `log_measurement` wrote, by bench, raw samples and files included."""
         with mlflow_store.explained(mlflow_store.database(self.directory)):
             root = _local(self._client.get_run(run_id).info.artifact_uri)
             found = {}
             for path in sorted((root / "measurements").glob("*.json")):
                 record = from_jsonable(Measurement, json.loads(path.read_text("utf-8")))
-                found[record.bench] = replace(record, samples=_read_samples(root / "samples", record.bench))
+                files = {kept.name: kept.read_bytes() for kept in sorted((root / "files" / record.bench).glob("*"))}
+                found[record.bench] = replace(
+                    record, samples=_read_samples(root / "samples", record.bench), files=files
+                )
             return found
 
     @cached_property
@@ -126,7 +129,9 @@ class RunLog:
         self._database = mlflow_store.database(directory)
 
     def log_measurement(self, measurement: Measurement) -> None:
-        """Metrics, the record as `measurements/<bench>.json`, its samples as `samples/<bench>.jsonl[.gz]`."""
+        """Metrics, the record as `measurements/<bench>.json`, its samples as `samples/<bench>.jsonl[.gz]`, its files
+        as `files/<bench>/<name>`.
+        """
         bench = measurement.bench
         lines = "".join(json.dumps(to_jsonable(sample)) + "\n" for sample in measurement.samples).encode()
         packed = len(lines) >= GZIP_FROM_BYTES
@@ -134,7 +139,9 @@ class RunLog:
             f"samples/{bench}.jsonl.gz" if packed else f"samples/{bench}.jsonl",
             gzip.compress(lines, mtime=0) if packed else lines,
         )
-        self.log_json(f"measurements/{bench}.json", to_jsonable(replace(measurement, samples=())))
+        for name, content in measurement.files.items():
+            self._write(f"files/{bench}/{name}", content)
+        self.log_json(f"measurements/{bench}.json", to_jsonable(replace(measurement, samples=(), files={})))
         self.log_metrics(measurement.metrics)
         if measurement.status == "invalid":
             self.set_tag(f"invalid.{bench}", measurement.reason)

@@ -25,6 +25,10 @@ REGISTRY: Mapping[str, str] = {  # bench name in a suite -> module, in the order
     "decode_ctx": "orchestrator.bench.decode_ctx",
     "prefill": "orchestrator.bench.prefill",
     "betterbench": "orchestrator.bench.betterbench",
+    "betterbench_cli": "orchestrator.bench.betterbench_cli",
+    "acceptance": "orchestrator.bench.acceptance",
+    "greedy": "orchestrator.bench.greedy",
+    "battery": "orchestrator.bench.battery",
     "gsm8k": "orchestrator.bench.gsm8k",
     "kld": "orchestrator.bench.kld",
 }

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.bench.recount import SAMPLE, Recount, recount
@@ -34,6 +35,10 @@ class BenchContext:
     stack: str = ""  # fingerprint of what serves; kld refuses a reference of another one
     window_tokens: int | None = None  # the server's max-model-len, where `require` may know it before a boot
     max_logprobs: int | None = None  # the server's; negative is no bound
+    batched_tokens: int | None = None  # the server's max-num-batched-tokens
+    vocabulary: int | None = None  # of the served model; None where its config is not there to be read
+    kv_capped: bool = True  # the KV cache has a size of its own and does not take whatever memory is left
+    unfinished: Path | None = None  # where a bench keeps what it has of a measurement, for this plan; None: nowhere
 
     def require_room(self, tokens: int, what: str) -> None:
         """Raises UsageError where `tokens` of prompt and output are known not to fit the server's window."""
@@ -53,6 +58,10 @@ class Rates:
     decode_tok_per_s: float = 30.0
     batch_tok_per_s: float = 100.0
     prefill_tok_per_s: float = 700.0
+    logprob_tok_per_s: float | None = None  # at the suite's top K
+    answer_tokens: float | None = None  # mean length of the answer to a word problem
+    answers_tok_per_s: float | None = None  # of all word problems in flight
+    window_tokens: int | None = None  # what is longer is skipped
 
 
 @dataclass(frozen=True)
@@ -75,6 +84,7 @@ def conclude(
     reason: str = "",
     notes: Sequence[str] = (),
     corpora: Mapping[str, str] | None = None,
+    files: Mapping[str, bytes] | None = None,
 ) -> Measurement:
     """The Measurement; a `reason` makes it invalid and then only its counts remain as metrics."""
     counts = (".errors", ".skipped", ".truncated", ".short_outputs")
@@ -90,6 +100,7 @@ def conclude(
         notes=tuple(notes),
         started_at_utc=clock.started_at_utc,
         duration_s=time.perf_counter() - clock.started_s,
+        files=files or {},
     )
 
 

@@ -68,9 +68,10 @@ def prompt_tokens(context_tokens: int) -> int:
 
 
 def expected_s(params: Params, rates: Rates) -> float:
+    measured, _ = contexts(params, rates.window_tokens or 2**31)
     return params.repeats * sum(
         params.settle_s + context / rates.prefill_tok_per_s + params.generate_tokens / rates.decode_tok_per_s
-        for context in params.contexts_tokens
+        for context in measured
     )
 
 

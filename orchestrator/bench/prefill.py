@@ -29,7 +29,8 @@ class Params:
 
 
 def expected_s(params: Params, rates: Rates) -> float:
-    return (params.runs + params.warmup_runs) * sum(params.lengths_tokens) / rates.prefill_tok_per_s
+    fitting = [n for n in params.lengths_tokens if rates.window_tokens is None or n < rates.window_tokens]
+    return (params.runs + params.warmup_runs) * sum(fitting) / rates.prefill_tok_per_s
 
 
 def require(params: Params, context: BenchContext) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from orchestrator.bench import decode_ctx, params_of
 from orchestrator.bench.context import BenchContext
+from orchestrator.bench.grid import material_tokens
 from orchestrator.bench.load import closed_loop
 from orchestrator.bench.prompts import paragraphs, random_prompt
 from orchestrator.client import Client, Completion
@@ -63,6 +64,12 @@ def shapes(
         lengths |= {decode_ctx.prompt_tokens(n): min(GENERATE_TOKENS, bench.generate_tokens) for n in measured}
     if bench := params.get("betterbench"):
         concurrency |= set(bench.concurrency)
+        read = material_tokens(bench).values() if bench.grid else ()
+        lengths |= {length: GENERATE_TOKENS for length in read if 0 < length <= window_tokens - GENERATE_TOKENS}
+    if bench := params.get("battery"):
+        concurrency.add(bench.concurrency)
+        fitting = [length for length in bench.contexts_tokens if length <= window_tokens - bench.needle_max_tokens]
+        lengths |= dict.fromkeys(fitting, GENERATE_TOKENS)
     if bench := params.get("gsm8k"):
         concurrency.add(bench.concurrency)
     if bench := params.get("kld"):

@@ -6,9 +6,11 @@ from dataclasses import replace
 
 import pytest
 
+from orchestrator.labels import BENCHES
+
 pytestmark = pytest.mark.vllm
 EAGER = "+box.serve.enforce-eager=true"
-DROPPED = [f"~suite.benches.{name}" for name in ("decode_ctx", "prefill", "betterbench", "gsm8k")]
+DROPPED = [f"~suite.benches.{name}" for name in BENCHES if name != "kld"]
 SUITE = ["suite=quick", "suite.benches.kld.documents=6", *DROPPED]
 CORPORA = ("prose", "code")
 

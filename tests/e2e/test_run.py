@@ -9,8 +9,8 @@ import time
 
 import pytest
 
-from orchestrator.bench import REGISTRY
 from orchestrator.engines.process import processes_of
+from orchestrator.labels import BENCHES
 from orchestrator.tracking import Tracker
 from tests.e2e.conftest import ROOT, end
 from tests.e2e.peer_lm_eval import disagreements
@@ -35,7 +35,7 @@ def test_the_record_holds_what_is_needed_to_judge_and_recompute_it(first_run, ma
     assert {"git", "plan", "stack", "box", "plugin", "checkpoint"} <= run.data.tags.keys()
     assert run.data.params["variant.weights.bits"] == "5"
     measurements = Tracker(machine.tracking, "cpu").measurements(run.info.run_id)
-    assert measurements.keys() == REGISTRY.keys()
+    assert measurements.keys() == set(BENCHES)
     for name, measurement in measurements.items():
         assert measurement.status == "ok" and measurement.samples, name
         assert measurement.metrics.items() <= run.data.metrics.items(), name

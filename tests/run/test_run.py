@@ -114,9 +114,23 @@ def test_a_good_run_is_0_with_its_numbers_everywhere(site, capsys):
     stored = json.loads(site.artifact("measurements/prefill.json").read_text())
     assert stored["metrics"][NUMBER] == record.data.metrics[NUMBER]
     assert "TTFT, len 32" in capsys.readouterr().out
+    said_before = json.loads(site.artifact("expected_s.json").read_text())
+    assert set(said_before["expected_s"]) == {"prefill"} and said_before["rates"]["prefill_tok_per_s"] > 0
     boots = [json.loads(path.read_text())["purpose"] for path in site.artifact("boots").glob("*/boot.json")]
     assert sorted(boots) == ["measured", "warmup"], "the cache was cold"
     assert compile_cache.state(Path(site.gather(experiment).plan().cache_dir)) == "warm"
+
+
+def test_a_suite_says_how_long_it_will_take_before_it_starts(site, capsys):
+    experiment = site.experiment()
+    site.warm(experiment)
+    assert run.run(experiment, ["box=cpu"]) == 0
+    lines = capsys.readouterr().err.splitlines()
+    (said_at,) = (
+        n for n, line in enumerate(lines) if line.startswith("suite tiny: about 0.0 s of measuring (prefill ")
+    )
+    (began_at,) = (n for n, line in enumerate(lines) if line.startswith("prefill on int5_i8_pg_zpe: started"))
+    assert said_at < began_at
 
 
 def test_a_bench_without_a_result_is_3(site, capsys):
