@@ -17,6 +17,10 @@ Granularity = Literal["group", "token"]
 ZeroPoint = Literal["loop", "epilogue"]
 
 
+FLOAT_CODES = ("int4-lloyd", "mxfp4")
+"""Formats whose code values only an fp8 matrix unit can multiply."""
+
+
 @dataclass(frozen=True)
 class Band:
     """Numerics of one band: activation element, scale granularity, form of the zero-point term."""
@@ -67,12 +71,17 @@ class Mode:
             return Band(self.element, "group", "loop")
         return Band(self.element, self.prefill_granularity, self.prefill_zero_point)
 
-    def check_bits(self, bits: int) -> None:
-        """Raise PluginError when a checkpoint of ``bits`` cannot run in this mode."""
+    def check_format(self, bits: int, name: str) -> None:
+        """Raise PluginError when a checkpoint of ``bits`` in format ``name`` cannot run in this mode."""
         if bits == 5 and not self.fragment_order:
             raise PluginError(
                 "RADIANCE_PQ_WPERM=0 cannot load an int5 checkpoint: "
                 "the fifth bit exists only in fragment order, set RADIANCE_PQ_WPERM=1"
+            )
+        if self.element == "int8" and name in FLOAT_CODES:
+            raise PluginError(
+                f"RADIANCE_PQ_I8=1 cannot load a {name} checkpoint: "
+                "its weights are e4m3 values, not integers, set RADIANCE_PQ_I8=0"
             )
 
     def to_json(self) -> dict[str, object]:

@@ -26,7 +26,7 @@ def write(source: Path, out: Path, max_shard_bytes: int) -> dict:
         tensors = random_projection(5, seed=index).to_tensors(f"layers.{index}.mlp.up_proj")
         writer.add(tensors)
         expected.update(tensors)
-    writer.close(source, FormatSpec(5, 64, 8))
+    writer.close(source, FormatSpec(5, 64, 8).to_config())
     return expected
 
 
@@ -58,9 +58,9 @@ def test_config_carries_the_quantization_and_the_tokenizer_comes_along(tiny_mode
 
 def test_quantized_layers_are_those_with_a_qweight(tiny_model: Path, tmp_path: Path) -> None:
     write(tiny_model, tmp_path / "out", 10**9)
-    names = quantized_names(read_headers(tmp_path / "out"))
+    names = quantized_names(read_headers(tmp_path / "out"), FormatSpec(5, 64, 8))
     assert names == {f"layers.{index}.mlp.up_proj" for index in range(3)}
-    assert not quantized_names(read_headers(tiny_model))
+    assert not quantized_names(read_headers(tiny_model), FormatSpec(5, 64, 8))
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff" * 8, (5).to_bytes(8, "little") + b"{nope"])

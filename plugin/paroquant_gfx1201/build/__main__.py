@@ -12,10 +12,10 @@ import warnings
 from pathlib import Path
 
 from paroquant_gfx1201.build.gguf import convert, packaged_gguf
-from paroquant_gfx1201.build.quantizer import Recipe, quantize_model
+from paroquant_gfx1201.build.quantizer import FORMATS, Recipe, quantize_model, spec_of
 from paroquant_gfx1201.build.report import Report
 from paroquant_gfx1201.errors import PluginError
-from paroquant_gfx1201.formats.spec import FormatSpec
+from paroquant_gfx1201.formats.mxfp4 import SCALE_RULES
 
 DEFAULT_STEPS = 60
 
@@ -31,12 +31,15 @@ def parser() -> argparse.ArgumentParser:
     quantize = commands.add_parser("quantize", help="bf16 directory to a ParoQuant checkpoint")
     quantize.add_argument("--model", type=Path, required=True, help="bf16 model directory")
     quantize.add_argument("--out", type=Path, required=True, help="directory to create")
-    quantize.add_argument("--bits", type=int, choices=(4, 5), required=True)
+    quantize.add_argument("--format", choices=FORMATS, required=True)
     quantize.add_argument("--group-size", type=int, choices=(64, 128), default=128)
     quantize.add_argument("--krot", type=int, choices=(1, 8), default=8)
     quantize.add_argument("--seed", type=int, default=0)
     quantize.add_argument("--steps", type=int, default=DEFAULT_STEPS, help="fit steps; 0 leaves rotations identity")
     quantize.add_argument("--calibration", type=Path, help="UTF-8 text; default: no weighting")
+    quantize.add_argument("--rotations", type=Path, help="take the rotations of this checkpoint instead of fitting")
+    quantize.add_argument("--scale-rule", choices=SCALE_RULES, default="ocp", help="block exponents of mxfp4-paro")
+    quantize.add_argument("--pow2", action="store_true", help="power-of-two group scales, to measure what they cost")
     return root
 
 
@@ -64,8 +67,10 @@ def run(arguments: argparse.Namespace, report: Report) -> None:
     else:
         if arguments.steps < 0:
             raise PluginError("--steps must be 0 or more")
-        spec = FormatSpec(arguments.bits, arguments.group_size, arguments.krot)
-        recipe = Recipe(spec, arguments.seed, arguments.steps, arguments.calibration)
+        spec = spec_of(arguments.format, arguments.group_size, arguments.krot, arguments.scale_rule)
+        recipe = Recipe(
+            spec, arguments.seed, arguments.steps, arguments.calibration, arguments.rotations, arguments.pow2
+        )
         result = quantize_model(arguments.model, arguments.out, recipe, report)
         report.done(str(arguments.out), **result)
 

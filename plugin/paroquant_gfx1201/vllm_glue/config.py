@@ -57,7 +57,7 @@ class ParoQuantConfig(QuantizationConfig):
         self.spec = spec
         self.quantized: frozenset[str] = frozenset()
         # Refuse here, in the first process that reads the checkpoint, not in a worker's traceback.
-        op.process_mode().check_bits(spec.bits)
+        op.process_mode().check_format(spec.bits, spec.format)
 
     @classmethod
     def get_name(cls) -> str:
