@@ -40,6 +40,7 @@ class Mode:
     prefill_granularity: Granularity
     prefill_zero_point: ZeroPoint
     fragment_order: bool
+    check: bool
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> "Mode":
@@ -63,6 +64,7 @@ class Mode:
             prefill_granularity="token" if per_token and not per_group else "group",
             prefill_zero_point="epilogue" if epilogue else "loop",
             fragment_order=on["RADIANCE_PQ_WPERM"],
+            check=on["RADIANCE_PQ_CHECKALL"],
         )
 
     def band(self, tokens: int) -> Band:

@@ -32,7 +32,7 @@ MODELOPT_ALGORITHMS = ("NVFP4", "W4A16_NVFP4", "MIXED_PRECISION")
 
 def flavour_of(config: Mapping[str, Any]) -> Flavour | None:
     """Which naming ``quantization_config`` stands for; None where it declares no NVFP4 weights."""
-    method = config.get("quant_method")
+    method = config.get("quant_method") or (config.get("producer") or {}).get("name")
     if method == "compressed-tensors" and config.get("format") in CT_FORMATS:
         return "compressed-tensors"
     algorithm = config.get("quant_algo") or (config.get("quantization") or {}).get("quant_algo")
