@@ -4,6 +4,8 @@
 rows of a call). Rows of zeros, as a server's profiling pass may send, prove nothing and are left out.
 """
 
+import math
+import sys
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -14,6 +16,10 @@ from paroquant_gfx1201.reference import Activations
 
 MAX_ROWS = 256
 """Rows of a call that are compared: with reference.same_codes' chunks, what bounds the memory."""
+
+
+NOT_FINITE = sys.float_info.max
+"""Error of an output that holds NaN or infinity: above every bound, and still a number in JSON."""
 
 
 @dataclass
@@ -61,8 +67,9 @@ class Checker:
         first = (path, layer) not in self._seen
         self._seen.add((path, layer))
         layers = sum(seen == path for seen, _ in self._seen)
-        # A NaN is worse than any number and must not be lost to a comparison that is false.
-        worse = known is None or not error <= known.relative_error
+        if not math.isfinite(error):
+            error = NOT_FINITE
+        worse = known is None or error > known.relative_error
         if worse:
             calls, rows = (known.compared_calls, known.compared_rows) if known else (0, 0)
             known = Worst(error, layer, len(y), calls, rows, layers)

@@ -14,11 +14,11 @@ import torch
 
 from paroquant_gfx1201.quantize import SCALE_MAX, SCALE_MIN, quantize
 
-SAMPLES = 2_000_000
+SAMPLES = 500_000
 """Weights that a fit looks at; above that, an even stride through them."""
 
-ITERATIONS = 25
-TOLERANCE = 1e-6
+ITERATIONS = 500
+TOLERANCE = 1e-7
 REFITS = 3
 """Rounds of scales, then levels, after the first fit."""
 

@@ -140,6 +140,11 @@ def check_headers(headers: Mapping[str, Entry], spec: Spec) -> frozenset[str]:
     Raises PluginError naming the tensor that is missing or another than the format has.
     """
     names = quantized_names(headers, spec)
+    for tensor in headers:
+        name, _, suffix = tensor.rpartition(".")
+        # A layer that lost its key tensor would pass for an unquantized one, and be served without weights.
+        if suffix in spec.tensor_names and suffix not in ("weight", "weight_scale") and name not in names:
+            raise PluginError(f"{name}.{spec.key_tensor} is missing from the checkpoint, which has {tensor}")
     for name in sorted(names):
         key = f"{name}.{spec.key_tensor}"
         if len(headers[key].shape) != 2:
