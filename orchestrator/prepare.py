@@ -79,9 +79,7 @@ def ensure(experiment: Experiment, unquantized: Checkpoint, wanted: Checkpoint, 
         for name in ("group_size", "krot", "seed", "steps"):
             arguments += [f"--{name.replace('_', '-')}", str(wanted.recipe[name])]
         try:
-            if _build(
-                python, arguments, wanted, f"quantize {model.name} to {kind}", EXPECTED_S["quantize"], progress
-            ):
+            if _build(python, arguments, wanted, f"quantize {model.name} to {kind}", EXPECTED_S["quantize"], progress):
                 made.append(f"{model.name} {kind}")
         finally:
             calibration.unlink(missing_ok=True)

@@ -93,7 +93,7 @@ def _descend(samples: _Samples, index: np.ndarray, grid: np.ndarray) -> np.ndarr
             for step in (-1, 1):
                 candidate = index.copy()
                 candidate[n] += step
-                inside = 0 <= candidate[0] and candidate[-1] < len(grid)
+                inside = candidate[0] >= 0 and candidate[-1] < len(grid)
                 if inside and (np.diff(candidate) > 0).all() and samples.error(grid[candidate]) < best:
                     index, best, moved = candidate, samples.error(grid[candidate]), True
     return index

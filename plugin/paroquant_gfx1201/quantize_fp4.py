@@ -31,10 +31,7 @@ def exponents(blocks: torch.Tensor, rule: str) -> torch.Tensor:
     if rule not in SCALE_RULES:
         raise PluginError(f"block exponent rule {rule!r} is not known, use one of {', '.join(SCALE_RULES)}")
     peak = blocks.abs().amax(-1)
-    if rule == "ocp":
-        found = torch.frexp(peak).exponent - 3
-    else:
-        found = _ceiling(peak)
+    found = torch.frexp(peak).exponent - 3 if rule == "ocp" else _ceiling(peak)
     if rule == "mse":
         lower = (found - 1).clamp(min=SMALLEST)
         found = torch.where(_squared_error(blocks, lower) < _squared_error(blocks, found), lower, found)

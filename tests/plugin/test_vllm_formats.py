@@ -99,9 +99,7 @@ def test_partitions_of_one_rotation_and_two_codebooks_are_kept_apart() -> None:
     spec = SPECS["int4-lloyd"]
     like = random_projection(4, INPUTS, 8, 0)
     loud = weight(64, 5) ** 3
-    parts = [
-        quantize_rotated(w, like.theta, like.channel_scales, like.pairs, spec) for w in (weight(128, 4), loud)
-    ]
+    parts = [quantize_rotated(w, like.theta, like.channel_scales, like.pairs, spec) for w in (weight(128, 4), loud)]
     assert not torch.equal(parts[0].levels, parts[1].levels)
     layer = merged(paro(spec, "m.gate_proj", "m.up_proj"))
     for shard, part in enumerate(parts):

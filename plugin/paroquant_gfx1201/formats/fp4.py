@@ -8,6 +8,7 @@ E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 E8M0_BIAS = 127
 E8M0_NAN = 255
 
+
 def encode_e2m1(values: torch.Tensor) -> torch.Tensor:
     """uint8 codes 0..15 of the nearest elements, ties to the even code, saturating at 6."""
     size = values.abs()

@@ -172,9 +172,8 @@ class Fp8Weight:
         reading.check_finite(f"{name}.weight", found["weight"])
         scales = found["weight_scale"]
         if scales.numel() not in (1, outputs) or str(scales.dtype) not in ("torch.float32", "torch.bfloat16"):
-            raise PluginError(
-                f"{name}.weight_scale is {reading.described(scales)}, expected 1 or {outputs} float32 or bfloat16 numbers"
-            )
+            found_as = reading.described(scales)
+            raise PluginError(f"{name}.weight_scale is {found_as}, expected 1 or {outputs} float32 or bfloat16 numbers")
         reading.check_finite(f"{name}.weight_scale", scales, negative=False)
         scales = scales.float().reshape(-1, 1).expand(outputs, 1)
         return cls(found["weight"], scales, reading.take_bias(name, tensors, outputs))

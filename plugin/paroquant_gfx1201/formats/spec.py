@@ -31,8 +31,7 @@ def require(values: Mapping[str, int], allowed: Mapping[str, tuple[int, ...]]) -
     for name, value in values.items():
         if value not in allowed[name]:
             raise PluginError(
-                f"quantization_config: {name}={value} is not supported, "
-                f"use one of {', '.join(map(str, allowed[name]))}"
+                f"quantization_config: {name}={value} is not supported, use one of {', '.join(map(str, allowed[name]))}"
             )
 
 
@@ -110,8 +109,8 @@ class FormatSpec:
         if method not in (METHOD, GPTQMODEL_METHOD):
             raise PluginError(f"quantization_config: quant_method is {method!r}, expected {METHOD!r}")
         declared = config.get("format", "awq")
-        if method == GPTQMODEL_METHOD:
-            declared = {"paroquant": "awq"}.get(declared, declared)
+        if method == GPTQMODEL_METHOD and declared == "paroquant":
+            declared = "awq"
         lloyd = declared == LLOYD_FORMAT
         spec = cls(integer(config, "bits"), integer(config, "group_size"), integer(config, "krot"), lloyd)
         if declared != spec.format:

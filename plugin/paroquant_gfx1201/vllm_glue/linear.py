@@ -78,9 +78,7 @@ def equal_runs(stored: list[torch.Tensor]) -> list[tuple[int, int]]:
     return runs
 
 
-def partition_parameters(
-    layer: torch.nn.Module, parts: int, shapes: Shapes, sharded: tuple[str, ...] = ()
-) -> None:
+def partition_parameters(layer: torch.nn.Module, parts: int, shapes: Shapes, sharded: tuple[str, ...] = ()) -> None:
     """Register a parameter [parts, *shape] for each of ``shapes``; those in ``sharded`` hold a slice of K."""
     for name, (shape, dtype) in shapes.items():
         parameter = Parameter(torch.empty(parts, *shape, dtype=getattr(torch, dtype)), requires_grad=False)

@@ -174,7 +174,7 @@ class RequantizingLinearMethod(ReferenceLinearMethod):
             self.group_size = group_size_of(inputs)
         except PluginError as error:
             raise PluginError(f"{self.prefix}: {error}") from None
-        own = {suffix: ((), "float32") for suffix in self.ignored}
+        own = dict.fromkeys(self.ignored, ((), "float32"))
         if self.kind == "nvfp4":
             merged = {
                 nvfp4.CODES[self.flavour]: (inputs // 2, torch.uint8),
@@ -274,7 +274,7 @@ class LmHeadMethod(UnquantizedEmbeddingMethod):
             parameter = Parameter(torch.zeros(outputs, width).to(dtype), requires_grad=False)
             set_weight_attrs(parameter, {"input_dim": 1, "output_dim": 0, "weight_loader": extra["weight_loader"]})
             layer.register_parameter(name, parameter)
-        partition_parameters(layer, 1, {name: ((), "float32") for name in (nvfp4.GLOBAL[self.flavour], *self.ignored)})
+        partition_parameters(layer, 1, dict.fromkeys((nvfp4.GLOBAL[self.flavour], *self.ignored), ((), "float32")))
 
     def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
         """Replace the stored form by the weight in the model's dtype."""
