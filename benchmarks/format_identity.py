@@ -6,10 +6,10 @@ Needs paroquant==0.1.16 and torch. Two small layers of random weights go through
 and channel scales set, and `cli.convert._quantize_layer`. OUT_DIR gets `model.safetensors` and `config.json` as
 `cli.convert` writes them, and `theirs.safetensors`: for each layer the rotated-domain weight by
 `UniformAffineQuantizer.pseudo_quantize` from the saved state (`rotated`, f32 [N, K]), inputs (`x`, f32 [M, K]) and the
-inputs after their rotation op with the stored theta, pairs and channel scales (`x_rotated`, f32 [M, K]).
+inputs after their rotation op with the stored theta, pairs and channel scales (`x_rotated`).
 
-With an NVIDIA GPU and nvcc the rotation is their CUDA kernel. Elsewhere a plain torch loop, below, stands in for that one
-op, `manifest.json` says so, and everything else is still theirs. tests/plugin/test_identity.py compares.
+With an NVIDIA GPU and nvcc the rotation is their CUDA kernel. Elsewhere a plain torch loop, below, stands in for that
+one op, `manifest.json` says so, and everything else is still theirs. tests/plugin/test_identity.py compares.
 """
 
 from __future__ import annotations
@@ -120,7 +120,9 @@ def main(out: Path) -> None:
         directory.mkdir(exist_ok=True)
         mine = {key: tensor for key, tensor in written.items() if key.startswith(name)}
         save_file(mine, directory / "model.safetensors", metadata={"format": "pt"})
-        save_file({k: t.contiguous() for k, t in theirs.items() if k.startswith(name)}, directory / "theirs.safetensors")
+        save_file(
+            {k: t.contiguous() for k, t in theirs.items() if k.startswith(name)}, directory / "theirs.safetensors"
+        )
         config = {"quant_method": "paroquant", "bits": bits, "group_size": group, "krot": krot}
         (directory / "config.json").write_text(json.dumps({"quantization_config": config}, indent=1) + "\n")
     manifest = {

@@ -118,7 +118,7 @@ def projections(headers: dict[str, Entry], spec: Spec | None) -> dict[str, int]:
     return found
 
 
-def _source(model: Path, headers: dict[str, Entry]) -> dict[str, Any]:
+def source_of(model: Path, headers: dict[str, Entry]) -> dict[str, Any]:
     """The model's weights by hash, and its own manifest's hash where it has one."""
     files = sorted({entry.file for entry in headers.values()})
     source: dict[str, Any] = {"files": {file.name: sha256(file) for file in files}}
@@ -154,7 +154,7 @@ def quantize_model(model: Path, out: Path, recipe: Recipe, report: Report) -> di
         }
         write_manifest(
             directory,
-            source=_source(model, headers),
+            source=source_of(model, headers),
             recipe=recipe.to_json(text and hashlib.sha256(text.encode()).hexdigest()),
             result={
                 **result,
