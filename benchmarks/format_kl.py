@@ -4,8 +4,8 @@
 
 Each CHECKPOINT's layers are dequantized into the float32 model of BF16_DIR. `:mse` or `:ocp` requantizes an NVFP4
 checkpoint to MXFP4 first, as the server does at load. `@int8-group`, `@int8-token`, `@e4m3-group`, `@e4m3-token`
-quantizes the activations in front of them too, by the plugin's reference numerics. KL(bf16 || candidate) in nats over the
-whole vocabulary at every position, float64 sums. The interval is 1.96 standard errors over sequences.
+quantizes the activations in front of them too, by the plugin's reference numerics. KL(bf16 || candidate), nats, over
+the whole vocabulary at every position, float64 sums. The interval is 1.96 standard errors over sequences.
 """
 
 from __future__ import annotations

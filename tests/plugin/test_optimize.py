@@ -129,13 +129,17 @@ def test_a_killed_run_goes_on_after_its_last_layer_and_gives_the_same_bytes(
     assert not layers.exists()
 
 
-def test_layers_of_another_recipe_are_not_taken_over(tiny_model: Path, calibration: Path, tmp_path: Path, capsys) -> None:
+def test_layers_of_another_recipe_are_not_taken_over(
+    tiny_model: Path, calibration: Path, tmp_path: Path, capsys
+) -> None:
     (tmp_path / ".out.layers").mkdir()
     (tmp_path / ".out.layers" / "recipe.json").write_text("{}\n")
     assert main(command(tiny_model, calibration, tmp_path / "out")) == 2
     assert "holds layers of another recipe or model" in capsys.readouterr().err
 
 
-def test_a_text_too_short_for_two_batches_is_refused(tiny_model: Path, calibration: Path, tmp_path: Path, capsys) -> None:
+def test_a_text_too_short_for_two_batches_is_refused(
+    tiny_model: Path, calibration: Path, tmp_path: Path, capsys
+) -> None:
     assert main(command(tiny_model, calibration, tmp_path / "out", "--sequence-tokens", "900")) == 2
     assert "tokens, at least 7200 are needed" in capsys.readouterr().err
