@@ -215,6 +215,7 @@ def test_a_merged_bf16_in_proj_ba_is_requantized_and_other_bf16_layers_are_not(
 
     expected = Mxfp4Projection(Mxfp4Spec(128, 1, "mse"), codes, scales)
     assert relative(y, reference.exact(tokens(5), expected)) < EXACT_E4M3
+    assert attest.process.requantized == {"bf16": {"expected": 2, "done": 2}}
     assert isinstance(row(made, "m.gate").quant_method, UnquantizedLinearMethod)
     assert attest.process.unquantized == {"m.gate": "linear"}
     monkeypatch.setenv("RADIANCE_NVFP4_BF16_LAYERS", "none")
