@@ -55,10 +55,9 @@ def originals() -> dict[str, Checkpoint]:
         "int4-lloyd": FormatSpec(4, 64, 8, lloyd=True),
         "mxfp4": Mxfp4Spec(64, 8),
     }
-    gptqmodel = {**int4.to_config(), "quant_method": "paro", "format": "paroquant", "sym": True, "desc_act": False}
     return {
         "int4": paro(int4, int4.to_config()),
-        "gptqmodel": paro(int4, gptqmodel),
+        "gptqmodel": paro(int4, int4.to_gptqmodel_config()),
         **{name: paro(spec, spec.to_config()) for name, spec in others.items()},
         **{flavour: published(flavour) for flavour in ("compressed-tensors", "modelopt")},
     }

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 import torch
 
+from paroquant_gfx1201 import rotation
 from paroquant_gfx1201.errors import PluginError
-from paroquant_gfx1201.fit import quantize_rotated
+from paroquant_gfx1201.fit import quantize_rotated, rotated_importance
 from paroquant_gfx1201.formats.projection import Projection, check_levels
 from paroquant_gfx1201.formats.spec import FormatSpec
 from paroquant_gfx1201.lloyd import fit_levels, level_grid, nearest, quantize_lloyd
@@ -65,6 +66,15 @@ def test_equal_bytes_less_error_than_the_uniform_grid() -> None:
     steps = codes.float().unflatten(0, (-1, 64)) - zeros.float().unsqueeze(1)
     uniform = relative((steps * scales.float().unsqueeze(1)).flatten(0, 1).T, weight)
     assert ours < 0.93 * uniform
+
+
+def test_the_importance_of_a_rotated_input_is_its_mean_square() -> None:
+    like = random_projection(4, 128)
+    x = torch.randn(500, 128, generator=torch.Generator().manual_seed(9)) * torch.logspace(0, 1, 128)
+    matrices = rotation.block_matrices(*rotation.cosines(like.theta), like.pairs, 64)
+    rotated = rotation.rotate_groups(x * like.channel_scales.float(), matrices)
+    expected = rotated.square().sum(1).flatten()
+    torch.testing.assert_close(rotated_importance(x.T @ x, matrices, like.channel_scales), expected, rtol=1e-4, atol=0)
 
 
 def lloyd_projection() -> Projection:

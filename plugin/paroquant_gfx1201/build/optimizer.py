@@ -15,7 +15,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paroquant_gfx1201.build.output import atomic_directory, write_manifest
+from paroquant_gfx1201 import __version__
+from paroquant_gfx1201.build.output import atomic_directory, sha256, write_manifest
 from paroquant_gfx1201.build.quantizer import projections, read_rotations, source_of, write_rest
 from paroquant_gfx1201.build.report import Report
 from paroquant_gfx1201.errors import PluginError
@@ -46,7 +47,7 @@ class OptimizeRecipe:
     def to_json(self, settings: "Settings", text: str) -> dict[str, Any]:
         """The manifest's ``recipe``."""
         headers = read_headers(self.rotations) if self.rotations else {}
-        hashes = {file.name: _sha256(file) for file in sorted({entry.file for entry in headers.values()})}
+        hashes = {file.name: sha256(file) for file in sorted({entry.file for entry in headers.values()})}
         return {
             "step": "finetune" if self.rotations else "optimize",
             **self.spec.to_config(),
@@ -58,11 +59,6 @@ class OptimizeRecipe:
             "calibration_sha256": hashlib.sha256(text.encode()).hexdigest(),
             "rotations_of": hashes or None,
         }
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def optimize_model(
@@ -85,7 +81,7 @@ def optimize_model(
     except (OSError, UnicodeDecodeError) as error:
         raise PluginError(f"{recipe.calibration} cannot be read: {error}") from None
     source = source_of(model, headers)
-    stated = {"source": source, "recipe": recipe.to_json(settings, text)}
+    stated = {"version": __version__, "source": source, "recipe": recipe.to_json(settings, text)}
     layers = out.absolute().parent / f".{out.name}.layers"
     _claim(layers, stated)
     losses = _run(model, names, text, recipe, settings, layers, report)

@@ -98,6 +98,14 @@ class FormatSpec:
             config["format"] = self.format
         return config
 
+    def to_gptqmodel_config(self) -> dict[str, Any]:
+        """The ``quantization_config`` that GPTQModel writes and reads; raises PluginError for all but int4."""
+        if self.format != "awq":
+            raise PluginError(f"GPTQModel has no {self.format} format")
+        sizes = {"bits": self.bits, "group_size": self.group_size, "krot": self.krot}
+        # It knows symmetric quantization only by name: the zero points are stored and read all the same.
+        return {"quant_method": GPTQMODEL_METHOD, "format": "paroquant", **sizes, "sym": True, "desc_act": False}
+
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> "FormatSpec":
         """Read ``quantization_config``; raises PluginError naming the key that is wrong.
