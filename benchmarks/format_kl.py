@@ -89,7 +89,7 @@ def main() -> None:
     base = [logits(model, tokens) for tokens in batches]
     print(f"{len(batches)} sequences of {SEQUENCE_TOKENS} tokens")
     print("| format | KL, nats | median | p99 | top-1 |\n|---|--:|--:|--:|--:|", flush=True)
-    for item in ["bf16 (itself)=", *arguments.checkpoint]:
+    for item in [*arguments.checkpoint, "bf16 itself="]:
         label, _, checkpoint = item.partition("=")
         model = load()
         if checkpoint:
