@@ -26,7 +26,7 @@ from orchestrator.schema import Detect, Experiment, Machine, Paths, Variant
 T = TypeVar("T")
 PCI_DEVICES = Path("/sys/bus/pci/devices")
 GROUPS = ("variant", "box", "engine", "suite", "weights", "activation", "speculation")
-BITS = {"bf16": 16, "paroquant-int4": 4, "int5-bitplane": 5, "mxfp4-paro": 4, "nvfp4": 4}
+BITS = {"bf16": 16, "paroquant-int4": 4, "paroquant-int4-lloyd": 4, "int5-bitplane": 5, "mxfp4-paro": 4, "nvfp4": 4}
 PORT = (1, 65535)
 ABOVE_ZERO = (math.ulp(0.0), math.inf)
 # What a number may be, by its key; null, where the key allows it, is not looked at.

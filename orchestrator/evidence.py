@@ -123,6 +123,11 @@ def attestation_faults(plan: ServePlan, nonce: str, attestations: Sequence[Mappi
             faults.append(
                 f"{where} is build {str(attestation.get('plugin_sha256'))[:12]}, the plan's is {planned[:12]}"
             )
+        faults += [
+            f"{where} requantized {counts.get('done')} of {counts.get('expected')} {kind} layers"
+            for kind, counts in (attestation.get("requantized") or {}).items()
+            if counts.get("done") != counts.get("expected")
+        ]
     layers = [layer for attestation in attestations for layer in attestation.get("layers", ())]
     if plan.quantized and not layers:
         faults.append("no layer runs on the plugin's path, though the weights are quantized")

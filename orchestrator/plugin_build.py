@@ -17,7 +17,17 @@ from orchestrator.errors import UsageError
 
 PACKAGE = "paroquant_gfx1201"
 # What decides a checkpoint's bytes; a change elsewhere in the plugin leaves prepared checkpoints valid.
-QUANTIZER = ("formats", "rotation.py", "quantize.py", "fit.py", "calibrate.py", "build")
+QUANTIZER = (
+    "formats",
+    "rotation.py",
+    "quantize.py",
+    "quantize_fp4.py",
+    "lloyd.py",
+    "fit.py",
+    "calibrate.py",
+    "optimize.py",
+    "build",
+)
 
 
 @dataclass(frozen=True)

@@ -72,17 +72,15 @@ def ensure(experiment: Experiment, unquantized: Checkpoint, wanted: Checkpoint, 
         if _build(python, arguments, unquantized, f"convert {model.name} to bf16", EXPECTED_S["convert"], progress):
             made.append(f"{model.name} bf16")
     if wanted != unquantized and not is_prepared(wanted):
-        bits = str(wanted.recipe["bits"])
+        kind = str(wanted.recipe["format"])
         calibration = Path(f"{wanted.path}.calibration.txt")
         write_bytes(calibration, calibration_text().encode())
-        arguments = ["quantize", "--model", unquantized.path, "--bits", bits, "--calibration", str(calibration)]
+        arguments = ["quantize", "--model", unquantized.path, "--format", kind, "--calibration", str(calibration)]
         for name in ("group_size", "krot", "seed", "steps"):
             arguments += [f"--{name.replace('_', '-')}", str(wanted.recipe[name])]
         try:
-            if _build(
-                python, arguments, wanted, f"quantize {model.name} to int{bits}", EXPECTED_S["quantize"], progress
-            ):
-                made.append(f"{model.name} int{bits}")
+            if _build(python, arguments, wanted, f"quantize {model.name} to {kind}", EXPECTED_S["quantize"], progress):
+                made.append(f"{model.name} {kind}")
         finally:
             calibration.unlink(missing_ok=True)
     return made

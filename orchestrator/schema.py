@@ -14,7 +14,7 @@ class Weights:
     """How the linear layers' weights are stored."""
 
     name: str
-    format: Literal["bf16", "paroquant-int4", "int5-bitplane", "mxfp4-paro", "nvfp4"]
+    format: Literal["bf16", "paroquant-int4", "paroquant-int4-lloyd", "int5-bitplane", "mxfp4-paro", "nvfp4"]
     bits: int
 
     @property

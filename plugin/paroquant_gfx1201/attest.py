@@ -8,7 +8,7 @@ import hashlib
 import importlib.metadata
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
@@ -23,7 +23,8 @@ NONCE = "RADIANCE_BOOT_NONCE"
 
 @dataclass(frozen=True)
 class LayerRecord:
-    """One layer on our path. ``partitions`` are the output widths merged into it."""
+    """One layer on our path. ``partitions`` are the output widths merged into it; ``source`` what the
+    checkpoint had where the layer was requantized at load."""
 
     name: str
     path: str
@@ -34,6 +35,7 @@ class LayerRecord:
     partitions: list[int]
     in_features: int
     out_features: int
+    source: str | None = None
 
 
 @cache
@@ -68,9 +70,15 @@ class Attestation:
     mode: dict[str, Any] = field(default_factory=dict)
     layers: dict[str, LayerRecord] = field(default_factory=dict)
     unquantized: dict[str, str] = field(default_factory=dict)
+    requantized: dict[str, dict[str, int]] = field(default_factory=dict)
+    check: Callable[[], dict[str, Any]] | None = None
 
     def document(self, environment: Mapping[str, str]) -> dict[str, Any]:
-        """The JSON object of the attestation file."""
+        """The JSON object of the attestation file.
+
+        ``requantized``: by kind of source, how many of the checkpoint's layers this process was to
+        requantize at load and how many it has. ``check``: the worst errors of CHECK mode, where it is on.
+        """
         return {
             "schema": SCHEMA,
             "nonce": environment.get(NONCE),
@@ -83,6 +91,8 @@ class Attestation:
             "layers": [asdict(layer) for layer in self.layers.values()],
             "counts": {"ours": len(self.layers), "unquantized": len(self.unquantized)},
             "unquantized": [{"name": name, "kind": kind} for name, kind in self.unquantized.items()],
+            "requantized": self.requantized,
+            "check": self.check() if self.check else None,
         }
 
     def write(self, environment: Mapping[str, str]) -> Path | None:

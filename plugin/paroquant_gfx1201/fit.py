@@ -11,9 +11,14 @@ from dataclasses import dataclass
 import torch
 
 from paroquant_gfx1201 import rotation
+from paroquant_gfx1201.formats.checkpoint import Spec
+from paroquant_gfx1201.formats.mxfp4 import Mxfp4Projection, Mxfp4Spec
 from paroquant_gfx1201.formats.projection import Projection
-from paroquant_gfx1201.formats.spec import FormatSpec
+from paroquant_gfx1201.lloyd import quantize_lloyd
 from paroquant_gfx1201.quantize import fake_quantize, quantize
+from paroquant_gfx1201.quantize_fp4 import fake_mxfp4, to_mxfp4
+
+Quantized = Projection | Mxfp4Projection
 
 LEARNING_RATE = 0.1
 """For angles and log channel scales alike, decaying to a twentieth along a cosine. Twice what
@@ -30,7 +35,7 @@ class Fitted:
     ``error`` is the stored checkpoint's; ``plain_error`` that of the same grid without rotation.
     """
 
-    projection: Projection
+    projection: Quantized
     error: float
     plain_error: float
 
@@ -43,10 +48,18 @@ def _output_error(difference: torch.Tensor, gram: torch.Tensor) -> torch.Tensor:
     return surrogate - surrogate.detach() + value
 
 
-def _effective(weight: torch.Tensor, matrices: torch.Tensor, log_scale: torch.Tensor, levels: int) -> torch.Tensor:
+def fake(groups: torch.Tensor, spec: Spec) -> torch.Tensor:
+    """Groups f32 [..., g] after a round trip through the format; differentiable.
+
+    A Lloyd format counts as its uniform grid: levels are fitted once the rotation stands.
+    """
+    return fake_mxfp4(groups, spec.scale_rule) if isinstance(spec, Mxfp4Spec) else fake_quantize(groups, spec.levels)
+
+
+def _effective(weight: torch.Tensor, matrices: torch.Tensor, log_scale: torch.Tensor, spec: Spec) -> torch.Tensor:
     """W [n, K] quantized in the rotated domain and brought back: [n, K]."""
     rotated = rotation.rotate_groups(weight * torch.exp(-log_scale), matrices)
-    back = torch.bmm(fake_quantize(rotated, levels), matrices)
+    back = torch.bmm(fake(rotated, spec), matrices)
     return back.transpose(0, 1).reshape(weight.shape) * torch.exp(log_scale)
 
 
@@ -54,7 +67,7 @@ def _optimize(
     weight: torch.Tensor,
     gram: torch.Tensor,
     pairs: torch.Tensor,
-    spec: FormatSpec,
+    spec: Spec,
     steps: int,
     before_step: Callable[[], None],
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -67,7 +80,7 @@ def _optimize(
     for step in range(steps + 1):
         before_step()
         matrices = rotation.block_matrices(theta.cos(), theta.sin(), pairs, spec.group_size)
-        loss = _output_error(weight - _effective(weight, matrices, log_scale, spec.levels), gram)
+        loss = _output_error(weight - _effective(weight, matrices, log_scale, spec), gram)
         if loss.item() < best[0]:
             best = (loss.item(), theta.detach().clone(), log_scale.detach().clone())
         if step < steps:
@@ -85,8 +98,10 @@ def relative_output_error(weight: torch.Tensor, other: torch.Tensor, gram: torch
     return (error / ((weight @ gram) * weight).sum()).sqrt().item()
 
 
-def effective_weight(projection: Projection) -> torch.Tensor:
+def effective_weight(projection: Quantized) -> torch.Tensor:
     """f32 [N, K] in the original domain: what the stored projection multiplies bf16 inputs by."""
+    if projection.theta is None:
+        return projection.dequantize().T
     cos, sin = rotation.cosines(projection.theta)
     group_size = projection.spec.group_size
     matrices = rotation.block_matrices(cos, sin, projection.pairs, group_size)
@@ -95,47 +110,81 @@ def effective_weight(projection: Projection) -> torch.Tensor:
     return back * projection.channel_scales.float()
 
 
+def rotated_importance(gram: torch.Tensor, matrices: torch.Tensor, channel_scales: torch.Tensor) -> torch.Tensor:
+    """f32 [K]: sum of squares of each rotated input, the diagonal of R S gram S R^T by group.
+
+    gram f32 [K, K] of the unrotated inputs; matrices [G, g, g]; channel_scales [1, K].
+    """
+    scaled = gram * channel_scales.float() * channel_scales.float().T
+    groups, size = matrices.shape[:2]
+    diagonal = scaled.view(groups, size, groups, size).diagonal(dim1=0, dim2=2).permute(2, 0, 1)
+    return torch.einsum("gij,gjk,gik->gi", matrices, diagonal, matrices).flatten().clamp(min=0)
+
+
 def quantize_rotated(
     weight: torch.Tensor,
     theta: torch.Tensor,
     channel_scales: torch.Tensor,
     pairs: torch.Tensor,
-    spec: FormatSpec,
+    spec: Spec,
     bias: torch.Tensor | None = None,
-) -> Projection:
+    *,
+    gram: torch.Tensor | None = None,
+    pow2: bool = False,
+) -> Quantized:
     """Round weight f32 [N, K] to nearest under f16 theta [krot, K/2] and channel_scales [1, K].
 
-    The codes answer to the rotation as it is stored and applied, f16 cosines included.
+    The codes answer to the rotation as it is stored and applied, f16 cosines included. ``gram``
+    weights a Lloyd fit (None: every input alike); ``pow2`` is of the uniform formats.
     """
     cos, sin = rotation.cosines(theta)
     matrices = rotation.block_matrices(cos, sin, pairs, spec.group_size)
-    rotated = rotation.rotate_groups(weight / channel_scales.float(), matrices)
-    codes, zeros, scales = quantize(rotated.transpose(0, 1).flatten(1), spec.levels, spec.group_size)
-    return Projection(spec, codes, zeros, scales, theta, pairs, channel_scales, bias)
+    rotated = rotation.rotate_groups(weight / channel_scales.float(), matrices).transpose(0, 1).flatten(1)
+    if isinstance(spec, Mxfp4Spec):
+        return Mxfp4Projection(spec, *to_mxfp4(rotated, spec.scale_rule), theta, pairs, channel_scales, bias)
+    levels = None
+    if spec.lloyd:
+        if gram is None:
+            gram = torch.eye(weight.shape[1])
+        importance = rotated_importance(gram, matrices, channel_scales)
+        codes, zeros, scales, levels = quantize_lloyd(rotated, spec.group_size, importance)
+    else:
+        codes, zeros, scales = quantize(rotated, spec.levels, spec.group_size, pow2)
+    return Projection(spec, codes, zeros, scales, theta, pairs, channel_scales, bias, levels)
+
+
+def regularized(gram: torch.Tensor) -> torch.Tensor:
+    """gram plus a hundredth of its mean diagonal: directions a short calibration never saw must not be free."""
+    return gram + torch.eye(len(gram)) * (0.01 * gram.diagonal().mean())
 
 
 def fit_projection(
     weight: torch.Tensor,
     gram: torch.Tensor,
     pairs: torch.Tensor,
-    spec: FormatSpec,
+    spec: Spec,
     steps: int,
     seed: int,
     bias: torch.Tensor | None = None,
     before_step: Callable[[], None] = lambda: None,
+    pow2: bool = False,
 ) -> Fitted:
     """Fit and quantize weight [N, K] for inputs with second moments gram f32 [K, K].
 
     ``steps`` 0 stores identity rotations. ``seed`` picks the sampled rows. ``before_step`` may
     raise, which ends the fit.
     """
-    weight, inputs = weight.float(), weight.shape[1]
-    # A short calibration leaves directions it never saw; they must not come out free.
-    gram = gram + torch.eye(inputs) * (0.01 * gram.diagonal().mean())
+    weight, gram = weight.float(), regularized(gram)
     rows = torch.randperm(len(weight), generator=torch.Generator().manual_seed(seed))
     theta, log_scale = _optimize(weight[rows[:ROWS_PER_STEP]], gram, pairs, spec, steps, before_step)
-    fitted = quantize_rotated(weight, theta.half(), log_scale.exp().half().unsqueeze(0), pairs, spec, bias)
-    plain = fake_quantize(weight.unflatten(1, (-1, spec.group_size)), spec.levels).flatten(1)
+    channel_scales = log_scale.exp().half().unsqueeze(0)
+    fitted = quantize_rotated(weight, theta.half(), channel_scales, pairs, spec, bias, gram=gram, pow2=pow2)
+    return measured(weight, fitted, gram)
+
+
+def measured(weight: torch.Tensor, fitted: Quantized, gram: torch.Tensor) -> Fitted:
+    """``fitted`` with its relative output errors against weight f32 [N, K]; gram f32 [K, K]."""
+    plain = fake(weight.unflatten(1, (-1, fitted.spec.group_size)), fitted.spec).flatten(1)
     return Fitted(
         fitted,
         relative_output_error(weight, effective_weight(fitted), gram),

@@ -14,11 +14,21 @@ SWITCHES: dict[str, bool] = {
     "RADIANCE_PQ_I8": False,
     "RADIANCE_PQ_PG": False,
     "RADIANCE_PQ_ZPE": False,
+    "RADIANCE_PQ_CHECKALL": False,
+    "RADIANCE_NVFP4_MXFP4": False,
 }
 """On/off knobs and their defaults. Only ``0`` and ``1`` are accepted."""
 
 INTEGERS: dict[str, int] = {"RADIANCE_PQ_DECODE_MAX_M": 64}
 """Integer knobs and their defaults; values are tokens and must be at least 1."""
+
+CHOICES: dict[str, tuple[str, ...]] = {
+    "RADIANCE_NVFP4_EXP": ("mse", "ocp"),
+    "RADIANCE_NVFP4_FP8_LAYERS": ("mxfp4", "keep"),
+    "RADIANCE_NVFP4_LMHEAD": ("bf16", "keep"),
+    "RADIANCE_NVFP4_BF16_LAYERS": ("in_proj_ba", "none"),
+}
+"""Knobs with named values; the first is the default."""
 
 
 def seen(environment: Mapping[str, str]) -> dict[str, str]:
@@ -52,3 +62,11 @@ def integer(environment: Mapping[str, str], name: str) -> int:
     if not (text.isascii() and text.isdigit()) or int(text) < 1:
         raise PluginError(f"{name}={text!r} is not understood: use an integer of at least 1")
     return int(text)
+
+
+def choice(environment: Mapping[str, str], name: str) -> str:
+    """The value of a knob of CHOICES. Raises PluginError for a value that it does not have."""
+    text = seen(environment).get(name, CHOICES[name][0])
+    if text not in CHOICES[name]:
+        raise PluginError(f"{name}={text!r} is not understood: use {' or '.join(CHOICES[name])}")
+    return text

@@ -17,6 +17,10 @@ Granularity = Literal["group", "token"]
 ZeroPoint = Literal["loop", "epilogue"]
 
 
+FLOAT_CODES = ("int4-lloyd", "mxfp4")
+"""Formats whose code values only an fp8 matrix unit can multiply."""
+
+
 @dataclass(frozen=True)
 class Band:
     """Numerics of one band: activation element, scale granularity, form of the zero-point term."""
@@ -36,6 +40,7 @@ class Mode:
     prefill_granularity: Granularity
     prefill_zero_point: ZeroPoint
     fragment_order: bool
+    check: bool
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> "Mode":
@@ -59,6 +64,7 @@ class Mode:
             prefill_granularity="token" if per_token and not per_group else "group",
             prefill_zero_point="epilogue" if epilogue else "loop",
             fragment_order=on["RADIANCE_PQ_WPERM"],
+            check=on["RADIANCE_PQ_CHECKALL"],
         )
 
     def band(self, tokens: int) -> Band:
@@ -67,12 +73,17 @@ class Mode:
             return Band(self.element, "group", "loop")
         return Band(self.element, self.prefill_granularity, self.prefill_zero_point)
 
-    def check_bits(self, bits: int) -> None:
-        """Raise PluginError when a checkpoint of ``bits`` cannot run in this mode."""
+    def check_format(self, bits: int, name: str) -> None:
+        """Raise PluginError when a checkpoint of ``bits`` in format ``name`` cannot run in this mode."""
         if bits == 5 and not self.fragment_order:
             raise PluginError(
                 "RADIANCE_PQ_WPERM=0 cannot load an int5 checkpoint: "
                 "the fifth bit exists only in fragment order, set RADIANCE_PQ_WPERM=1"
+            )
+        if self.element == "int8" and name in FLOAT_CODES:
+            raise PluginError(
+                f"RADIANCE_PQ_I8=1 cannot load a {name} checkpoint: "
+                "its weights are e4m3 values, not integers, set RADIANCE_PQ_I8=0"
             )
 
     def to_json(self) -> dict[str, object]:

@@ -11,17 +11,29 @@ SCALE_MIN = 1e-5
 SCALE_MAX = float(torch.finfo(torch.float16).max)
 
 
-def quantize(weight: torch.Tensor, levels: int, group_size: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def power_of_two(scales: torch.Tensor) -> torch.Tensor:
+    """The power of two nearest in log2, f16: what a kernel could fold into its bytes."""
+    return torch.exp2(torch.round(torch.log2(scales.float()))).half()
+
+
+def quantize(
+    weight: torch.Tensor, levels: int, group_size: int, pow2: bool = False
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Quantize weight f32 [N, K] in the rotated domain.
 
     Returns codes uint8 [K, N], zeros uint8 [G, N] and scales f16 [G, N]. The scale is rounded to
     f16 before zeros and codes are chosen, so they are nearest for the scale that is stored.
+    ``pow2`` then replaces it by a power of two and keeps the zero point, which costs up to half a
+    bit of the grid: it is here to be measured, not to be used.
     """
     groups = weight.unflatten(1, (-1, group_size))
     low, high = groups.amin(-1), groups.amax(-1)
     scales = ((high - low) / levels).clamp(SCALE_MIN, SCALE_MAX).half()
     scale = scales.float()
     zeros = (-torch.round(low / scale)).clamp(0, levels)
+    if pow2:
+        scales = power_of_two(scales)
+        scale = scales.float()
     codes = torch.round(groups / scale.unsqueeze(-1)) + zeros.unsqueeze(-1)
     codes = codes.clamp(0, levels).flatten(1)
     return (

@@ -2,7 +2,8 @@
 
 Notation: M tokens, K inputs, N outputs, groups of g inputs, G = K / g. A code is an integer, a
 scale its step. The zero point is a row-sum correction on midpoint-centred codes:
-``sum_k a_k (q - z) s = s * dot(a, q - mid) - s (z - mid) * sum_k a_k``.
+``sum_k a_k (v(q) - z) s = s * dot(a, v(q) - mid) - s (z - mid) * sum_k a_k``, with v(q) = q, or the
+level of q. MXFP4 has no zero point and no such term.
 """
 
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from paroquant_gfx1201 import rotation
+from paroquant_gfx1201.formats.mxfp4 import Mxfp4Projection
 from paroquant_gfx1201.formats.projection import Projection
 from paroquant_gfx1201.modes import Band
 
@@ -63,32 +65,46 @@ class PreparedWeight:
     """A projection ready to multiply.
 
     rotation f32 [G, g, g] with the channel scales folded in (y = R diag(channel_scales) x);
-    codes int8 [G, g, N]: code - mid; scales f32 [G, N];
-    weight f32 [K + G, N]: rows 0..K-1 hold scale * (code - mid), exact in f32, and rows K.. hold
-    minus the zero-scale, f16(scale * (zero - mid)), so that one product yields both terms.
+    weight f32 [K + G, N]: rows 0..K-1 hold scale * (v(code) - mid), exact in f32, and rows K.. hold
+    minus the zero-scale, f16(scale * (zero - mid)), so that one product yields both terms; [K, N]
+    without zero points. offsets f32 [G, N]: scale * (zero - mid), exact, or [0, N];
+    codes int8 [G, g, N]: code - mid and scales f32 [G, N] where codes are integers, else both empty.
     """
 
     rotation: torch.Tensor
+    weight: torch.Tensor
+    offsets: torch.Tensor
     codes: torch.Tensor
     scales: torch.Tensor
-    weight: torch.Tensor
 
 
-def rotation_matrices(projection: Projection) -> torch.Tensor:
-    """f32 [G, g, g] applied to activations, from f16 cosines and sines, channel scales folded in."""
+def rotation_matrices(projection: Projection | Mxfp4Projection) -> torch.Tensor:
+    """f32 [G, g, g] applied to activations, from f16 cosines and sines, channel scales folded in.
+
+    The identity, which is exact in f32, for a weight that is not rotated.
+    """
     group_size = projection.spec.group_size
+    if projection.theta is None:
+        return torch.eye(group_size).expand(projection.inputs // group_size, -1, -1).contiguous()
     cos, sin = rotation.cosines(projection.theta)
     matrices = rotation.block_matrices(cos, sin, projection.pairs, group_size)
     return matrices * projection.channel_scales.float().view(-1, 1, group_size)
 
 
-def prepare(projection: Projection) -> PreparedWeight:
+def prepare(projection: Projection | Mxfp4Projection) -> PreparedWeight:
     """Dequantize once; see PreparedWeight."""
+    matrices = rotation_matrices(projection)
+    no_codes, no_scales = torch.empty(0, dtype=torch.int8), torch.empty(0)
+    if isinstance(projection, Mxfp4Projection):
+        weight = projection.dequantize().contiguous()
+        return PreparedWeight(matrices, weight, weight.new_empty(0, weight.shape[1]), no_codes, no_scales)
     spec, scales = projection.spec, projection.scales.float()
-    codes = (projection.codes.float() - spec.midpoint).unflatten(0, (-1, spec.group_size))
-    zero_scales = (scales * (projection.zeros.float() - spec.midpoint)).half().float()
-    weight = torch.cat([(codes * scales.unsqueeze(1)).flatten(0, 1), -zero_scales])
-    return PreparedWeight(rotation_matrices(projection), codes.to(torch.int8), scales, weight)
+    values = (projection.code_values() - spec.midpoint).unflatten(0, (-1, spec.group_size))
+    offsets = scales * (projection.zeros.float() - spec.midpoint)
+    weight = torch.cat([(values * scales.unsqueeze(1)).flatten(0, 1), -offsets.half().float()])
+    if spec.lloyd:
+        return PreparedWeight(matrices, weight, offsets, no_codes, no_scales)
+    return PreparedWeight(matrices, weight, offsets, values.to(torch.int8), scales)
 
 
 def _row_sums(activations: Activations, band: Band) -> torch.Tensor:
@@ -101,11 +117,13 @@ def _row_sums(activations: Activations, band: Band) -> torch.Tensor:
 
 
 def multiply(activations: Activations, weight: torch.Tensor, band: Band) -> torch.Tensor:
-    """y f32 [M, N] by one f32 product with PreparedWeight.weight [K + G, N]; for any element."""
+    """y f32 [M, N] by one f32 product with PreparedWeight.weight; for any element."""
     values = activations.codes
     if band.granularity == "group":
         values = values * activations.scales
-    left = torch.cat([values.transpose(0, 1).flatten(1), _row_sums(activations, band)], 1)
+    left = values.transpose(0, 1).flatten(1)
+    if len(weight) > left.shape[1]:
+        left = torch.cat([left, _row_sums(activations, band)], 1)
     y = left @ weight
     return y if band.granularity == "group" else y * activations.scales[0]
 
@@ -143,8 +161,31 @@ def linear(x: torch.Tensor, prepared: PreparedWeight, band: Band) -> torch.Tenso
     return multiply(quantize_activations(rotated, band), prepared.weight, band)
 
 
-def exact(x: torch.Tensor, projection: Projection) -> torch.Tensor:
+def same_codes(
+    activations: Activations, weight: torch.Tensor, offsets: torch.Tensor, chunk_bytes: int = 1 << 25
+) -> torch.Tensor:
+    """y float64 [M, N] from the same activation and weight codes, without any rounding of the path.
+
+    weight and offsets are PreparedWeight's. Works through the outputs in chunks, so that no float64
+    copy of the weight is larger than ``chunk_bytes``.
+    """
+    values = (activations.codes.double() * activations.scales.double()).transpose(0, 1).flatten(1)
+    sums = values.unflatten(1, (activations.codes.shape[0], -1)).sum(-1)
+    inputs, outputs = values.shape[1], weight.shape[1]
+    width = max(1, chunk_bytes // (8 * inputs))
+    y = torch.empty(len(values), outputs, dtype=torch.float64)
+    for start in range(0, outputs, width):
+        columns = slice(start, start + width)
+        y[:, columns] = values @ weight[:inputs, columns].double()
+        if len(offsets):
+            y[:, columns] -= sums @ offsets[:, columns].double()
+    return y
+
+
+def exact(x: torch.Tensor, projection: Projection | Mxfp4Projection) -> torch.Tensor:
     """float64 [M, N] with unquantized activations and exact cosines: what the checkpoint means."""
+    if projection.theta is None:
+        return x.double() @ projection.dequantize(torch.float64)
     theta = projection.theta.double()
     scaled = x.double() * projection.channel_scales.double()
     group_size = projection.spec.group_size

@@ -97,6 +97,16 @@ def test_layers_of_other_bits_and_layers_where_none_should_be_are_faults(plan_of
     assert "no layer runs" in evidence.attestation_faults(quantized, "n", [attested(quantized)])[0]
 
 
+def test_layers_that_were_to_be_requantized_and_were_not_are_a_fault(plan_of):
+    plan = plan_of("+variant=nvfp4_mxfp4", "box=r9700x2")
+    layer = {**LAYER, "bits": 4}
+    all_done = {"nvfp4": {"expected": 112, "done": 112}, "fp8": {"expected": 8, "done": 8}}
+    assert evidence.attestation_faults(plan, "n", [attested(plan, layers=[layer], requantized=all_done)]) == []
+    one_short = {**all_done, "nvfp4": {"expected": 112, "done": 111}}
+    (fault,) = evidence.attestation_faults(plan, "n", [attested(plan, layers=[layer], requantized=one_short)])
+    assert fault.endswith("requantized 111 of 112 nvfp4 layers")
+
+
 def test_another_boots_attestation_is_a_fault(plan_of):
     plan = plan_of("+variant=int5", "box=cpu")
     (fault,) = evidence.attestation_faults(plan, "n", [attested(plan, nonce="older", layers=[LAYER])])

@@ -14,18 +14,20 @@ import pytest
 from paroquant_gfx1201.build.__main__ import main
 from paroquant_gfx1201.build.gguf import packaged_gguf
 from paroquant_gfx1201.build.output import atomic_directory, sha256
+from paroquant_gfx1201.build.quantizer import FORMATS, spec_of
 from paroquant_gfx1201.errors import PluginError
-from paroquant_gfx1201.formats.checkpoint import quantized_names, read_headers, read_tensors
-from paroquant_gfx1201.formats.projection import Projection
-from paroquant_gfx1201.formats.spec import FormatSpec
+from paroquant_gfx1201.fit import effective_weight
+from paroquant_gfx1201.formats.catalog import read_layers, read_spec
+from paroquant_gfx1201.formats.checkpoint import read_headers, read_tensors
+from tests.plugin.conftest import relative
 
 COMMAND = [sys.executable, "-m", "paroquant_gfx1201.build"]
 
 
-def quantize(model: Path, out: Path, *more: str, bits: int = 5) -> list[str]:
+def quantize(model: Path, out: Path, *more: str, format: str = "int5-bitplane") -> list[str]:
     return [
         "quantize",
-        *("--model", str(model), "--out", str(out), "--bits", str(bits)),
+        *("--model", str(model), "--out", str(out), "--format", format),
         *("--group-size", "64", *more),
     ]
 
@@ -37,26 +39,28 @@ def _restore_process_state(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(signal, "signal", lambda *arguments: None)
 
 
-@pytest.mark.parametrize("bits", [4, 5])
+@pytest.mark.parametrize("format", [name for name in FORMATS if name != "nvfp4"])
 def test_a_quantized_model_is_complete_and_reads_back(
-    bits: int, tiny_model: Path, calibration: Path, tmp_path: Path, capsys
+    format: str, tiny_model: Path, calibration: Path, tmp_path: Path, capsys
 ) -> None:
     out = tmp_path / "out"
     arguments = ("--steps", "2", "--calibration", str(calibration))
-    assert main(quantize(tiny_model, out, *arguments, bits=bits)) == 0
+    assert main(quantize(tiny_model, out, *arguments, format=format)) == 0
     events = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert events[-1]["event"] == "done"
     assert events[-2] == {"event": "progress", "done": 14, "total": 14, "what": "quantize"}
 
     headers = read_headers(out)
-    spec = FormatSpec(bits, 64, 8)
+    spec = spec_of(format, 64, 8, "ocp")
     config = json.loads((out / "config.json").read_text())
-    assert FormatSpec.from_config(config["quantization_config"]) == spec
-    names = quantized_names(headers)
-    assert len(names) == 14
+    assert read_spec(config["quantization_config"]) == spec
     tensors = dict(read_tensors(headers))
-    for name in names:
-        Projection.from_tensors(name, tensors, spec)
+    weights = dict(read_tensors(read_headers(tiny_model)))
+    layers = dict(read_layers(out))
+    assert len(layers) == 14
+    for name, layer in layers.items():
+        assert relative(effective_weight(layer), weights[f"{name}.weight"]) < 0.15
+    if spec.key_tensor == "qweight":
         assert f"{name}.weight" not in tensors
     assert "model.embed_tokens.weight" in tensors
 

@@ -65,6 +65,6 @@ def test_a_value_without_a_meaning_is_refused_by_name(environment: dict, named: 
 
 def test_int5_needs_fragment_order() -> None:
     mode = Mode.from_environment({"RADIANCE_PQ_WPERM": "0"})
-    mode.check_bits(4)
+    mode.check_format(4, "awq")
     with pytest.raises(PluginError, match="RADIANCE_PQ_WPERM=1"):
-        mode.check_bits(5)
+        mode.check_format(5, "int5-bitplane")

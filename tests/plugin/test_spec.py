@@ -7,15 +7,27 @@ from paroquant_gfx1201.formats.spec import FormatSpec
 
 INT4 = {"quant_method": "paroquant", "bits": 4, "group_size": 64, "krot": 8}
 INT5 = {**INT4, "bits": 5, "format": "int5-bitplane"}
+LLOYD = {**INT4, "format": "int4-lloyd"}
 
 
-@pytest.mark.parametrize("config", [INT4, INT5, {**INT4, "group_size": 128, "krot": 1}])
+@pytest.mark.parametrize("config", [INT4, INT5, LLOYD, {**INT4, "group_size": 128, "krot": 1}])
 def test_a_config_survives_the_round_trip(config: dict) -> None:
     assert FormatSpec.from_config(config).to_config() == config
 
 
 def test_a_zero_point_flag_is_ignored_because_qzeros_decide() -> None:
     assert FormatSpec.from_config({**INT4, "zero_point": False}) == FormatSpec(4, 64, 8)
+
+
+def test_gptqmodels_config_means_the_same_tensors_whatever_its_symmetry_flag_says() -> None:
+    config = FormatSpec(4, 128, 8).to_gptqmodel_config()
+    assert config["quant_method"] == "paro"
+    for sym in (True, False):
+        assert FormatSpec.from_config({**config, "sym": sym, "zero_point": not sym}) == FormatSpec(4, 128, 8)
+    with pytest.raises(PluginError, match="no int5-bitplane format"):
+        FormatSpec(5, 128, 8).to_gptqmodel_config()
+    with pytest.raises(PluginError, match="format='gptq'"):
+        FormatSpec.from_config({**config, "format": "gptq"})
 
 
 @pytest.mark.parametrize(
@@ -30,6 +42,7 @@ def test_a_zero_point_flag_is_ignored_because_qzeros_decide() -> None:
         ({"krot": 2}, "krot"),
         ({"bits": 5}, "format"),
         ({"format": "mxfp4"}, "format"),
+        ({"format": "int4-lloyd", "bits": 5}, "bits"),
     ],
 )
 def test_a_wrong_value_is_refused_by_key(change: dict, named: str) -> None:

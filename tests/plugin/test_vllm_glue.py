@@ -1,8 +1,6 @@
 """vLLM's side: registration, config rules, loading of merged and sharded layers, the op."""
 
-import contextlib
 import json
-import logging
 import os
 import pickle
 import subprocess
@@ -20,6 +18,7 @@ from paroquant_gfx1201.formats.projection import Projection
 from paroquant_gfx1201.formats.spec import FormatSpec
 from paroquant_gfx1201.modes import Mode
 from tests.plugin.conftest import random_projection, relative
+from tests.plugin.vllm_layers import _fresh, _one_rank, load, prepared, rank, run, tokens  # noqa: F401
 
 pytestmark = pytest.mark.vllm
 
@@ -32,35 +31,6 @@ ROUNDED = 4e-3
 """bf16 outputs of few tokens, where a rotated value on a rounding boundary may go either way."""
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _one_rank() -> None:
-    """A one-process vLLM 'cluster' over a file, which its parameter classes insist on."""
-    from vllm.config import VllmConfig, set_current_vllm_config
-    from vllm.distributed import parallel_state
-
-    logging.disable(logging.INFO)
-    with set_current_vllm_config(VllmConfig()):
-        parallel_state.init_distributed_environment(1, 0, f"file:///tmp/pq-{os.getpid()}", 0, backend="gloo")
-        parallel_state.initialize_model_parallel(1, 1)
-        yield
-    parallel_state.destroy_model_parallel()
-    parallel_state.destroy_distributed_environment()
-    Path(f"/tmp/pq-{os.getpid()}").unlink(missing_ok=True)
-    logging.disable(logging.NOTSET)
-
-
-@pytest.fixture(autouse=True)
-def _fresh(monkeypatch: pytest.MonkeyPatch) -> None:
-    from paroquant_gfx1201.vllm_glue import linear, op
-
-    monkeypatch.setattr(attest, "process", attest.Attestation())
-    monkeypatch.setattr(linear, "progress", linear.Progress())
-    monkeypatch.setenv("RADIANCE_PQ_I8", "1")
-    op.process_mode.cache_clear()
-    yield
-    op.process_mode.cache_clear()
-
-
 def config(*names: str):
     from paroquant_gfx1201.vllm_glue.config import ParoQuantConfig
 
@@ -69,39 +39,10 @@ def config(*names: str):
     return made
 
 
-@contextlib.contextmanager
-def rank(monkeypatch: pytest.MonkeyPatch, index: int, size: int):
-    """Layers built inside believe they are rank ``index`` of ``size``."""
-    from vllm.model_executor.layers import linear
-
-    with monkeypatch.context() as patch:
-        patch.setattr(linear, "get_tensor_model_parallel_rank", lambda: index)
-        patch.setattr(linear, "get_tensor_model_parallel_world_size", lambda: size)
-        yield
-
-
 def qkv_layer(made_config):
     from vllm.model_executor.layers.linear import QKVParallelLinear
 
     return QKVParallelLinear(INPUTS, 64, 2, 1, bias=False, quant_config=made_config, prefix="m.qkv_proj")
-
-
-def load(layer, projection: Projection, shard) -> None:
-    for name, tensor in projection.to_tensors("p").items():
-        param = getattr(layer, name.removeprefix("p."))
-        if shard is None:
-            param.weight_loader(param, tensor)
-        else:
-            param.weight_loader(param, tensor, shard)
-
-
-def prepared(layer):
-    layer.quant_method.process_weights_after_loading(layer)
-    return layer
-
-
-def run(layer, x: torch.Tensor) -> torch.Tensor:
-    return layer.quant_method.apply(layer, x)
 
 
 def expected(x: torch.Tensor, projections: list[Projection]) -> torch.Tensor:
@@ -109,10 +50,6 @@ def expected(x: torch.Tensor, projections: list[Projection]) -> torch.Tensor:
 
     band = op.process_mode().band(len(x))
     return torch.cat([reference.linear(x, reference.prepare(projection), band) for projection in projections], 1)
-
-
-def tokens(count: int, width: int = INPUTS) -> torch.Tensor:
-    return torch.randn(count, width, generator=torch.Generator().manual_seed(1)).bfloat16()
 
 
 @pytest.mark.parametrize("count", [1, 64, 65, 300])
@@ -258,6 +195,7 @@ def test_each_loaded_layer_is_attested(tmp_path: Path, monkeypatch: pytest.Monke
             "partitions": [128, 64, 64],
             "in_features": INPUTS,
             "out_features": 256,
+            "source": None,
         }
     ]
     assert document["counts"]["ours"] == 1
@@ -313,7 +251,7 @@ def test_the_fake_op_has_the_real_shape_and_dtype() -> None:
     op.register()
     op.register()
     real = reference.prepare(random_projection(5, INPUTS, 64))
-    arguments = (real.rotation.unsqueeze(0), [real.weight], [real.codes], [real.scales])
+    arguments = (real.rotation.unsqueeze(0), [real.weight], [real.offsets], [real.codes], [real.scales])
     x = tokens(6).view(2, 3, INPUTS)
     y = torch.ops.vllm.paroquant_gfx1201_linear(x, *arguments)
     fake = op._fake(x, *arguments)

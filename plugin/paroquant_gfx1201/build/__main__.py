@@ -1,4 +1,4 @@
-"""``python -m paroquant_gfx1201.build``: from-gguf and quantize.
+"""``python -m paroquant_gfx1201.build``: from-gguf, quantize and optimize.
 
 Progress is JSON lines on stdout. A failure is one line on stderr and exit status 2.
 """
@@ -12,10 +12,10 @@ import warnings
 from pathlib import Path
 
 from paroquant_gfx1201.build.gguf import convert, packaged_gguf
-from paroquant_gfx1201.build.quantizer import Recipe, quantize_model
+from paroquant_gfx1201.build.quantizer import FORMATS, Recipe, quantize_model, spec_of
 from paroquant_gfx1201.build.report import Report
 from paroquant_gfx1201.errors import PluginError
-from paroquant_gfx1201.formats.spec import FormatSpec
+from paroquant_gfx1201.formats.mxfp4 import SCALE_RULES
 
 DEFAULT_STEPS = 60
 
@@ -31,12 +31,31 @@ def parser() -> argparse.ArgumentParser:
     quantize = commands.add_parser("quantize", help="bf16 directory to a ParoQuant checkpoint")
     quantize.add_argument("--model", type=Path, required=True, help="bf16 model directory")
     quantize.add_argument("--out", type=Path, required=True, help="directory to create")
-    quantize.add_argument("--bits", type=int, choices=(4, 5), required=True)
+    quantize.add_argument("--format", choices=FORMATS, required=True)
     quantize.add_argument("--group-size", type=int, choices=(64, 128), default=128)
     quantize.add_argument("--krot", type=int, choices=(1, 8), default=8)
     quantize.add_argument("--seed", type=int, default=0)
     quantize.add_argument("--steps", type=int, default=DEFAULT_STEPS, help="fit steps; 0 leaves rotations identity")
     quantize.add_argument("--calibration", type=Path, help="UTF-8 text; default: no weighting")
+    quantize.add_argument("--rotations", type=Path, help="take the rotations of this checkpoint instead of fitting")
+    quantize.add_argument("--scale-rule", choices=SCALE_RULES, default="ocp", help="block exponents of mxfp4-paro")
+    quantize.add_argument("--pow2", action="store_true", help="power-of-two group scales, to measure what they cost")
+    optimize = commands.add_parser("optimize", help="bf16 directory to a ParoQuant checkpoint, trained layer by layer")
+    optimize.add_argument("--model", type=Path, required=True, help="bf16 model directory")
+    optimize.add_argument("--out", type=Path, required=True, help="directory to create; .NAME.layers beside it resumes")
+    optimize.add_argument("--format", choices=("paroquant-int4", "int5-bitplane"), required=True)
+    optimize.add_argument("--group-size", type=int, choices=(64, 128), default=128)
+    optimize.add_argument("--krot", type=int, choices=(1, 8), default=8)
+    optimize.add_argument("--seed", type=int, default=0)
+    optimize.add_argument("--calibration", type=Path, required=True, help="UTF-8 text")
+    optimize.add_argument("--sequences", type=int, default=2048, help="at most so many; the first eighth validates")
+    optimize.add_argument("--sequence-tokens", type=int, default=2048)
+    optimize.add_argument("--batch", type=int, default=16, help="sequences in a step")
+    optimize.add_argument("--epochs", type=int, nargs=2, default=(5, 5), metavar=("ROTATIONS", "WEIGHTS"))
+    optimize.add_argument(
+        "--rotations", type=Path, help="freeze this checkpoint's rotations and train only the weights"
+    )
+    optimize.add_argument("--device", default="cpu", help="a torch device, such as cuda")
     return root
 
 
@@ -61,11 +80,32 @@ def run(arguments: argparse.Namespace, report: Report) -> None:
     if arguments.command == "from-gguf":
         convert(arguments.gguf or packaged_gguf(), arguments.out, arguments.sha256, report)
         report.done(str(arguments.out))
+    elif arguments.command == "optimize":
+        from paroquant_gfx1201.build.optimizer import OptimizeRecipe, optimize_model
+        from paroquant_gfx1201.optimize import Settings
+
+        spec = spec_of(arguments.format, arguments.group_size, arguments.krot, "ocp")
+        if min(arguments.sequences, arguments.sequence_tokens, arguments.batch) < 1 or min(arguments.epochs) < 0:
+            raise PluginError("--sequences, --sequence-tokens and --batch must be 1 or more, --epochs 0 or more")
+        recipe = OptimizeRecipe(
+            spec,
+            arguments.seed,
+            arguments.calibration,
+            arguments.sequences,
+            arguments.sequence_tokens,
+            arguments.batch,
+            arguments.device,
+            arguments.rotations,
+        )
+        result = optimize_model(arguments.model, arguments.out, recipe, Settings(*arguments.epochs), report)
+        report.done(str(arguments.out), **result)
     else:
         if arguments.steps < 0:
             raise PluginError("--steps must be 0 or more")
-        spec = FormatSpec(arguments.bits, arguments.group_size, arguments.krot)
-        recipe = Recipe(spec, arguments.seed, arguments.steps, arguments.calibration)
+        spec = spec_of(arguments.format, arguments.group_size, arguments.krot, arguments.scale_rule)
+        recipe = Recipe(
+            spec, arguments.seed, arguments.steps, arguments.calibration, arguments.rotations, arguments.pow2
+        )
         result = quantize_model(arguments.model, arguments.out, recipe, report)
         report.done(str(arguments.out), **result)
 

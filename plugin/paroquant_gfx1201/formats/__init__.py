@@ -1,5 +1,5 @@
-"""On-disk formats: ParoQuant int4 (AWQ words) and int5-bitplane.
+"""On-disk formats: ParoQuant int4, int4 Lloyd and int5-bitplane, MXFP4-PARO, NVFP4.
 
-``spec`` and ``checkpoint`` read configs and headers without torch; ``packing`` and ``projection``
-need it.
+``spec``, ``mxfp4``, ``nvfp4`` and ``checkpoint`` read configs and headers without torch; ``packing``,
+``fp4`` and ``projection`` need it. ``catalog`` goes from a directory to its layers.
 """

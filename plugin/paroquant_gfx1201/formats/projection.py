@@ -6,8 +6,11 @@ from dataclasses import dataclass
 import torch
 
 from paroquant_gfx1201.errors import PluginError
-from paroquant_gfx1201.formats import packing
+from paroquant_gfx1201.formats import packing, reading
 from paroquant_gfx1201.formats.spec import FormatSpec
+
+E4M3_LIMIT = 8.0
+"""Centred Lloyd levels lie in [-8, 8)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -18,7 +21,8 @@ class Projection:
     theta f16 [krot, K/2] radians, pair t of a rotation at column t;
     pairs i16 [krot, K], flat i,j,i,j..., indices local to their group;
     channel_scales f16 [1, K], the factor on activations (reciprocal of the factor on weights);
-    bias f16 [N] or None. The weight in the rotated domain is (codes - zeros) * scales.
+    bias [N] in a float dtype, or None; levels f32 [16] of a Lloyd format, else None.
+    The weight in the rotated domain is (v(codes) - zeros) * scales with v(q) = levels[q], else q.
     """
 
     spec: FormatSpec
@@ -29,6 +33,7 @@ class Projection:
     pairs: torch.Tensor
     channel_scales: torch.Tensor
     bias: torch.Tensor | None = None
+    levels: torch.Tensor | None = None
 
     @property
     def inputs(self) -> int:
@@ -40,9 +45,13 @@ class Projection:
         """N."""
         return self.codes.shape[1]
 
+    def code_values(self, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        """v(codes) [K, N]: the codes themselves, or their levels."""
+        return self.codes.to(dtype) if self.levels is None else self.levels.to(dtype)[self.codes.long()]
+
     def dequantize(self, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-        """Rotated-domain weight [K, N]: (codes - zeros) * scales; exact in float32."""
-        centred = self.codes.to(dtype).unflatten(0, (-1, self.spec.group_size))
+        """Rotated-domain weight [K, N]: (v(codes) - zeros) * scales; exact in float32."""
+        centred = self.code_values(dtype).unflatten(0, (-1, self.spec.group_size))
         centred = centred - self.zeros.to(dtype).unsqueeze(1)
         return (centred * self.scales.to(dtype).unsqueeze(1)).flatten(0, 1)
 
@@ -59,6 +68,8 @@ class Projection:
         if self.spec.bits == 5:
             tensors["qweight_hi"] = packing.pack_plane(self.codes)
             tensors["qzeros_hi"] = packing.pack_plane(self.zeros)
+        if self.levels is not None:
+            tensors["levels"] = self.levels
         if self.bias is not None:
             tensors["bias"] = self.bias
         return {f"{name}.{suffix}": tensor.contiguous() for suffix, tensor in tensors.items()}
@@ -67,27 +78,21 @@ class Projection:
     def from_tensors(cls, name: str, tensors: Mapping[str, torch.Tensor], spec: FormatSpec) -> "Projection":
         """Unpack the tensors of projection ``name``, checking each one.
 
-        Raises PluginError naming the tensor that is missing, has another shape or dtype, or holds
-        pairs that are no perfect matching of their group.
+        Raises PluginError naming the tensor that is missing, has another shape or dtype, or holds a
+        value without a meaning: a scale that is no number or negative, a pair that is no matching,
+        a level off the e4m3 grid.
         """
-        found = {}
-        for suffix in spec.tensor_names:
-            if f"{name}.{suffix}" not in tensors:
-                raise PluginError(f"{name}.{suffix} is missing from the checkpoint")
-            found[suffix] = tensors[f"{name}.{suffix}"]
-        if found["qweight"].ndim != 2:
-            raise PluginError(f"{name}.qweight has {found['qweight'].ndim} dimensions, expected 2")
-        inputs, outputs = found["qweight"].shape[0], found["qweight"].shape[1] * 8
+        found = reading.take(name, tensors, spec.tensor_names)
+        inputs, outputs = spec.sizes(reading.matrix_shape(f"{name}.qweight", found["qweight"]))
         try:
             expected = spec.shapes(inputs, outputs)
         except PluginError as error:
             raise PluginError(f"{name}.qweight: {error}") from None
-        for suffix, (shape, dtype) in expected.items():
-            tensor = found[suffix]
-            actual = f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
-            if actual != f"{dtype} {list(shape)}":
-                raise PluginError(f"{name}.{suffix} is {actual}, expected {dtype} {list(shape)}")
-        check_pairs(f"{name}.pairs", found["pairs"], spec.group_size)
+        reading.check_shapes(name, found, expected)
+        reading.check_finite(f"{name}.scales", found["scales"], negative=False)
+        reading.check_rotation(name, found, spec.group_size)
+        if spec.lloyd:
+            check_levels(f"{name}.levels", found["levels"])
         codes = packing.unpack_nibbles(found["qweight"])
         zeros = packing.unpack_nibbles(found["qzeros"])
         if spec.bits == 5:
@@ -101,14 +106,20 @@ class Projection:
             found["theta"],
             found["pairs"],
             found["channel_scales"],
-            tensors.get(f"{name}.bias"),
+            reading.take_bias(name, tensors, outputs),
+            found.get("levels"),
         )
 
 
-def check_pairs(name: str, pairs: torch.Tensor, group_size: int) -> None:
-    """Raise PluginError unless every group of ``pairs`` i16 [krot, K] is a permutation of 0..g-1."""
-    ordered = pairs.unflatten(1, (-1, group_size)).sort(dim=-1).values
-    wrong = (ordered != torch.arange(group_size, dtype=pairs.dtype)).any(-1)
-    if wrong.any():
-        rotation, group = wrong.nonzero()[0].tolist()
-        raise PluginError(f"{name}: rotation {rotation}, group {group} is not a permutation of 0..{group_size - 1}")
+def check_levels(name: str, levels: torch.Tensor) -> None:
+    """Raise PluginError unless ``levels`` f32 [16] ascend and lie at 7.5 + e, e in e4m3 and [-8, 8).
+
+    Centred on 7.5 the levels are then what an fp8 matrix unit multiplies, without rounding.
+    """
+    reading.check_finite(name, levels)
+    centred = levels - 7.5
+    on_grid = centred.to(torch.float8_e4m3fn).float() == centred
+    if not (on_grid & (centred >= -E4M3_LIMIT) & (centred < E4M3_LIMIT)).all():
+        raise PluginError(f"{name} holds a level that is not 7.5 plus an e4m3 value in [-8, 8)")
+    if not (levels.diff() > 0).all():
+        raise PluginError(f"{name} does not ascend")

@@ -3,7 +3,7 @@
 import os
 import sys
 
-from paroquant_gfx1201 import __version__, attest
+from paroquant_gfx1201 import __version__, attest, knobs
 from paroquant_gfx1201.modes import Mode
 
 LOG_PREFIX = "[paroquant_gfx1201]"
@@ -15,7 +15,7 @@ def log(message: str) -> None:
 
 
 def register() -> None:
-    """Register quantization method ``paroquant`` and attest this process's knobs.
+    """Register the quantization methods and attest this process's knobs.
 
     Idempotent. With RADIANCE_PAROQUANT=0 it attests and registers nothing.
     Raises PluginError for knobs without a meaning.
@@ -26,13 +26,17 @@ def register() -> None:
     if not mode.enabled:
         log("not registered (RADIANCE_PAROQUANT=0)")
         return
-    from vllm.model_executor.layers.quantization import register_quantization_config
+    from vllm.model_executor.layers import quantization
 
-    from paroquant_gfx1201.vllm_glue import config
+    from paroquant_gfx1201.vllm_glue import config, nvfp4
 
-    if not config.registered():
+    methods = [config.ParoQuantConfig, config.GptqModelParoConfig, config.ParoMxfp4Config]
+    if knobs.switch(os.environ, "RADIANCE_NVFP4_MXFP4"):
+        methods.append(nvfp4.Nvfp4Config)
+    for method in methods:
         # Registering twice is allowed, but vLLM warns about it in every process.
-        register_quantization_config(config.METHOD)(config.ParoQuantConfig)
+        if quantization._CUSTOMIZED_METHOD_TO_QUANT_CONFIG.get(method.method) is not method:
+            quantization.register_quantization_config(method.method)(method)
     log(
         f"registered ({__version__}, element {mode.element}, decode band up to M="
         f"{mode.decode_max_m} per group, prefill per {mode.prefill_granularity} with zero point in "

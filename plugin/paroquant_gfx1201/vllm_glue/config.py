@@ -12,8 +12,10 @@ from vllm.model_executor.layers.quantization.base_config import (
 
 from paroquant_gfx1201 import attest
 from paroquant_gfx1201.errors import PluginError
-from paroquant_gfx1201.formats.checkpoint import quantized_names, read_headers
-from paroquant_gfx1201.formats.spec import METHOD, FormatSpec
+from paroquant_gfx1201.formats import mxfp4
+from paroquant_gfx1201.formats.catalog import read_spec
+from paroquant_gfx1201.formats.checkpoint import Spec, check_headers, read_headers
+from paroquant_gfx1201.formats.spec import GPTQMODEL_METHOD, METHOD
 from paroquant_gfx1201.vllm_glue import op
 from paroquant_gfx1201.vllm_glue.linear import ParoQuantLinearMethod
 
@@ -24,16 +26,9 @@ MERGED = {
     "qkv_proj": ["q_proj", "k_proj", "v_proj"],
     "gate_up_proj": ["gate_proj", "up_proj"],
     "in_proj_qkvz": ["in_proj_qkv", "in_proj_z"],
+    "in_proj_ba": ["in_proj_b", "in_proj_a"],
 }
 """Checkpoint projections inside vLLM's merged layers, where the model does not say."""
-
-
-def registered() -> bool:
-    """Whether vLLM already knows this class under METHOD."""
-    from vllm.model_executor.layers import quantization
-
-    known = quantization._CUSTOMIZED_METHOD_TO_QUANT_CONFIG
-    return known.get(METHOD) is ParoQuantConfig
 
 
 def local_directory(model: str, revision: str | None) -> Path:
@@ -45,6 +40,13 @@ def local_directory(model: str, revision: str | None) -> Path:
     return Path(snapshot_download(model, revision=revision, allow_patterns=["*.safetensors"]))
 
 
+def merged_parts(prefix: str, mapping: dict[str, list[str]]) -> list[str]:
+    """The checkpoint's names of the projections that vLLM merges into ``prefix``; none where it merges none."""
+    parent, _, last = prefix.rpartition(".")
+    names = mapping.get(last) or MERGED.get(last, [])
+    return [f"{parent}.{name}" if parent else name for name in names]
+
+
 class ParoQuantConfig(QuantizationConfig):
     """Format of a checkpoint and the names of its quantized projections.
 
@@ -52,16 +54,18 @@ class ParoQuantConfig(QuantizationConfig):
     safetensors headers.
     """
 
-    def __init__(self, spec: FormatSpec) -> None:
+    method = METHOD
+
+    def __init__(self, spec: Spec) -> None:
         super().__init__()
         self.spec = spec
         self.quantized: frozenset[str] = frozenset()
         # Refuse here, in the first process that reads the checkpoint, not in a worker's traceback.
-        op.process_mode().check_bits(spec.bits)
+        op.process_mode().check_format(spec.bits, spec.format)
 
     @classmethod
     def get_name(cls) -> str:
-        return METHOD
+        return cls.method
 
     @classmethod
     def get_supported_act_dtypes(cls) -> list[torch.dtype]:
@@ -78,13 +82,16 @@ class ParoQuantConfig(QuantizationConfig):
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "ParoQuantConfig":
         """From config.json's ``quantization_config``; raises PluginError naming the wrong key."""
-        return cls(FormatSpec.from_config(config))
+        return cls(read_spec(config))
 
     def maybe_update_config(self, model_name: str, hf_config: Any = None, revision: str | None = None) -> None:
-        """Read which projections have a qweight. Raises PluginError if none has."""
-        self.quantized = quantized_names(read_headers(local_directory(model_name, revision)))
+        """Read which projections are quantized, and check the shape and dtype of each of their tensors.
+
+        Raises PluginError naming the tensor that is wrong, or where no projection is quantized.
+        """
+        self.quantized = check_headers(read_headers(local_directory(model_name, revision)), self.spec)
         if not self.quantized:
-            raise PluginError(f"{model_name} says quant_method {METHOD} but has no qweight tensor")
+            raise PluginError(f"{model_name} says quant_method {self.method} but has no {self.spec.key_tensor} tensor")
 
     def apply_vllm_mapper(self, hf_to_vllm_mapper: Any) -> None:
         """Rename the projections as vLLM renames the model's modules."""
@@ -94,9 +101,7 @@ class ParoQuantConfig(QuantizationConfig):
         """Whether the checkpoint has this layer quantized, merged layers included."""
         if prefix in self.quantized:
             return True
-        parent, _, last = prefix.rpartition(".")
-        names = self.packed_modules_mapping.get(last) or MERGED.get(last, [])
-        parts = [f"{parent}.{name}" if parent else name for name in names]
+        parts = merged_parts(prefix, self.packed_modules_mapping)
         found = [part for part in parts if part in self.quantized]
         if found and len(found) != len(parts):
             missing = next(part for part in parts if part not in found)
@@ -116,3 +121,15 @@ class ParoQuantConfig(QuantizationConfig):
         if kind in ("ParallelLMHead", "VocabParallelEmbedding"):
             attest.process.unquantized[prefix] = "lm_head" if kind == "ParallelLMHead" else "embedding"
         return None
+
+
+class GptqModelParoConfig(ParoQuantConfig):
+    """The same tensors under GPTQModel's name of the method."""
+
+    method = GPTQMODEL_METHOD
+
+
+class ParoMxfp4Config(ParoQuantConfig):
+    """MXFP4 behind rotations."""
+
+    method = mxfp4.METHOD

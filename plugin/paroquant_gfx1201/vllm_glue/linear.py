@@ -17,12 +17,16 @@ from vllm.platforms import current_platform
 
 from paroquant_gfx1201 import attest, reference
 from paroquant_gfx1201.errors import PluginError
-from paroquant_gfx1201.formats.projection import Projection
-from paroquant_gfx1201.formats.spec import FormatSpec
+from paroquant_gfx1201.formats.catalog import read_projection
+from paroquant_gfx1201.formats.checkpoint import Spec
+from paroquant_gfx1201.formats.reading import Shapes
+from paroquant_gfx1201.formats.spec import LEVELS, ROTATION, FormatSpec
 from paroquant_gfx1201.vllm_glue import log, op
 
-PATH = "cpu_reference"
 ShardId = str | int | tuple[int, ...] | None
+
+PACKED = {"qweight": (1, 8), "qzeros": (1, 8), "qweight_hi": (1, 32), "qzeros_hi": (1, 32), "weight": (1, 2)}
+"""Packed tensors: the packed dimension, and how many values an element holds."""
 
 
 @dataclass
@@ -44,8 +48,8 @@ def partition_indices(shard: ShardId, count: int) -> list[int]:
     return list(shard) if isinstance(shard, tuple) else [shard]
 
 
-def rotation_loader(layer: torch.nn.Module, sharded: bool) -> Callable[..., None]:
-    """weight_loader for theta, pairs and channel_scales: [rows, K-like] into each partition.
+def partition_loader(layer: torch.nn.Module, sharded: bool) -> Callable[..., None]:
+    """weight_loader for what each partition has of its own: rotations [rows, K-like], levels, global scales.
 
     ``sharded`` means this rank holds a slice of K: whole groups, because K per rank is a multiple
     of the group size and pair indices are local to their group.
@@ -56,34 +60,76 @@ def rotation_loader(layer: torch.nn.Module, sharded: bool) -> Callable[..., None
         if sharded:
             loaded = loaded.narrow(-1, layer.tp_rank * width, width)
         for index in partition_indices(shard_id, len(param)):
-            param.data[index].copy_(loaded)
+            param.data[index].copy_(loaded.reshape(param.data[index].shape))
 
     return load
 
 
-def rotation_runs(theta: torch.Tensor, pairs: torch.Tensor, channel_scales: torch.Tensor) -> list[tuple[int, int]]:
-    """Half-open ranges of adjacent partitions that share one rotation.
+def equal_runs(stored: list[torch.Tensor]) -> list[tuple[int, int]]:
+    """Half-open ranges of adjacent partitions for which each of the ``stored`` [P, ...] is the same.
 
     A projection split by vLLM (q, k, v, z of a fused in_proj) is rotated once, not per part.
     """
     runs = [(0, 1)]
-    for part in range(1, len(theta)):
-        same = all(torch.equal(tensor[part], tensor[part - 1]) for tensor in (theta, pairs, channel_scales))
+    for part in range(1, len(stored[0])):
+        same = all(torch.equal(tensor[part], tensor[part - 1]) for tensor in stored)
         start, _ = runs[-1]
         runs[-1:] = [(start, part + 1)] if same else [runs[-1], (part, part + 1)]
     return runs
 
 
-@register_weight_loader_v2_supported_method
-class ParoQuantLinearMethod(LinearMethodBase):
-    """One linear layer of a ParoQuant checkpoint, possibly merged from several projections."""
+def partition_parameters(layer: torch.nn.Module, parts: int, shapes: Shapes, sharded: tuple[str, ...] = ()) -> None:
+    """Register a parameter [parts, *shape] for each of ``shapes``; those in ``sharded`` hold a slice of K."""
+    for name, (shape, dtype) in shapes.items():
+        parameter = Parameter(torch.empty(parts, *shape, dtype=getattr(torch, dtype)), requires_grad=False)
+        set_weight_attrs(parameter, {"weight_loader": partition_loader(layer, sharded=name in sharded)})
+        layer.register_parameter(name, parameter)
 
-    def __init__(self, spec: FormatSpec, prefix: str) -> None:
+
+class ReferenceLinearMethod(LinearMethodBase):
+    """What every format shares: the op over prepared weights, and the attestation of a loaded layer."""
+
+    def __init__(self, prefix: str) -> None:
         if not current_platform.is_cpu():
             raise PluginError("this version has no kernel for this device, only the CPU path")
-        self.spec = spec
         self.prefix = prefix
         op.register()
+
+    def finish(self, layer: torch.nn.Module, parts: list[reference.PreparedWeight], record: attest.LayerRecord) -> None:
+        """Give the layer what the op multiplies and attest it."""
+        layer.paroquant_rotations = torch.stack([part.rotation for part in parts])
+        layer.paroquant_weights = [part.weight for part in parts]
+        layer.paroquant_offsets = [part.offsets for part in parts]
+        layer.paroquant_codes = [part.codes for part in parts]
+        layer.paroquant_scales = [part.scales for part in parts]
+        op.layer_names[layer.paroquant_weights[0].data_ptr()] = self.prefix
+        attest.process.layers[self.prefix] = record
+        attest.process.write(os.environ)
+        ours = len(attest.process.layers)
+        if ours == len(progress.created):
+            others = sum(kind == "linear" for kind in attest.process.unquantized.values())
+            log(f"linear layers: {ours}/{ours + others} on our kernel")
+
+    def apply(self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        """y [..., N] of x [..., K], in x's dtype."""
+        y = torch.ops.vllm.paroquant_gfx1201_linear(
+            x,
+            layer.paroquant_rotations,
+            layer.paroquant_weights,
+            layer.paroquant_offsets,
+            layer.paroquant_codes,
+            layer.paroquant_scales,
+        )
+        return y if bias is None else y + bias
+
+
+@register_weight_loader_v2_supported_method
+class ParoQuantLinearMethod(ReferenceLinearMethod):
+    """One linear layer of a ParoQuant checkpoint, possibly merged from several projections."""
+
+    def __init__(self, spec: Spec, prefix: str) -> None:
+        super().__init__(prefix)
+        self.spec = spec
 
     def create_weights(
         self,
@@ -95,7 +141,7 @@ class ParoQuantLinearMethod(LinearMethodBase):
         params_dtype: torch.dtype,
         **extra: Any,
     ) -> None:
-        """Parameters as stored: codes and zeros merged along N, rotations stacked by partition.
+        """Parameters as stored: codes and scales merged along N, rotations and levels stacked by partition.
 
         Raises PluginError when this rank's share of K or N splits a group or a packed word.
         """
@@ -106,99 +152,50 @@ class ParoQuantLinearMethod(LinearMethodBase):
                 spec.shapes(inputs, part)
             except PluginError as error:
                 raise PluginError(f"{self.prefix}: {error}") from None
-        loader = extra["weight_loader"]
-        groups = inputs // spec.group_size
-
-        def packed(rows: int, columns_per_word: int) -> PackedvLLMParameter:
-            return PackedvLLMParameter(
-                data=torch.empty(rows, outputs // columns_per_word, dtype=torch.int32),
-                input_dim=0,
-                output_dim=1,
-                packed_dim=1,
-                packed_factor=columns_per_word,
-                weight_loader=loader,
-            )
-
-        layer.register_parameter("qweight", packed(inputs, 8))
-        layer.register_parameter("qzeros", packed(groups, 8))
-        if spec.bits == 5:
-            layer.register_parameter("qweight_hi", packed(inputs, 32))
-            layer.register_parameter("qzeros_hi", packed(groups, 32))
-        scales = GroupQuantScaleParameter(
-            data=torch.empty(groups, outputs, dtype=torch.float16),
-            input_dim=0,
-            output_dim=1,
-            weight_loader=loader,
-        )
-        layer.register_parameter("scales", scales)
-        parts = len(output_partition_sizes)
-        load_rotation = rotation_loader(layer, sharded=inputs != input_size)
-        for name, rows, width, dtype in (
-            ("theta", spec.krot, inputs // 2, torch.float16),
-            ("pairs", spec.krot, inputs, torch.int16),
-            ("channel_scales", 1, inputs, torch.float16),
-        ):
-            empty = torch.empty(parts, rows, width, dtype=dtype)
-            parameter = Parameter(empty, requires_grad=False)
-            set_weight_attrs(parameter, {"weight_loader": load_rotation})
+        # N is the second dimension of AWQ words and of their scales, and the first of MXFP4's.
+        output_dim = 1 if isinstance(spec, FormatSpec) else 0
+        own: dict[str, tuple[tuple[int, ...], str]] = {}
+        for name, (shape, dtype) in spec.shapes(inputs, outputs).items():
+            if name in (*ROTATION, *LEVELS):
+                own[name] = (shape, dtype)
+                continue
+            data = torch.empty(shape, dtype=getattr(torch, dtype))
+            common = {"input_dim": 1 - output_dim, "output_dim": output_dim, "weight_loader": extra["weight_loader"]}
+            if packing := PACKED.get(name):
+                packed = {"packed_dim": packing[0], "packed_factor": packing[1]}
+                parameter = PackedvLLMParameter(data=data, **packed, **common)
+            else:
+                parameter = GroupQuantScaleParameter(data=data, **common)
             layer.register_parameter(name, parameter)
+        partition_parameters(layer, len(output_partition_sizes), own, ROTATION if inputs != input_size else ())
         layer.paroquant_partitions = list(output_partition_sizes)
         progress.created.add(self.prefix)
 
     def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
         """Dequantize once into what the op multiplies, drop the stored form, attest the layer."""
-        sizes = layer.paroquant_partitions
-        stored = {name: getattr(layer, name).data for name in self.spec.tensor_names}
-        runs = rotation_runs(stored["theta"], stored["pairs"], stored["channel_scales"])
+        sizes, spec = layer.paroquant_partitions, self.spec
+        stored = {name: getattr(layer, name).data for name in spec.tensor_names}
+        own = [name for name in spec.tensor_names if name in (*ROTATION, *LEVELS)]
         prepared, column = [], 0
-        for first, end in runs:
+        for first, end in equal_runs([stored[name] for name in own]):
             width = sum(sizes[first:end])
-            prepared.append(reference.prepare(self._projection(stored, first, column, width)))
+            tensors = {}
+            for name, tensor in stored.items():
+                key = f"{self.prefix}.{name}"
+                tensors[key] = tensor[first] if name in own else self._columns(name, tensor, column, width)
+            prepared.append(reference.prepare(read_projection(self.prefix, tensors, spec)))
             column += width
-        layer.paroquant_rotations = torch.stack([part.rotation for part in prepared])
-        layer.paroquant_weights = [part.weight for part in prepared]
-        layer.paroquant_codes = [part.codes for part in prepared]
-        layer.paroquant_scales = [part.scales for part in prepared]
-        inputs = stored["qweight"].shape[0]
-        for name in self.spec.tensor_names:
+        for name in spec.tensor_names:
             delattr(layer, name)
-        attest.process.layers[self.prefix] = attest.LayerRecord(
-            name=self.prefix,
-            path=PATH,
-            bits=self.spec.bits,
-            format=self.spec.format,
-            group_size=self.spec.group_size,
-            krot=self.spec.krot,
-            partitions=sizes,
-            in_features=inputs,
-            out_features=sum(sizes),
+        inputs, outputs = prepared[0].rotation.shape[0] * spec.group_size, sum(sizes)
+        record = attest.LayerRecord(
+            self.prefix, op.PATH, spec.bits, spec.format, spec.group_size, spec.krot, sizes, inputs, outputs
         )
-        attest.process.write(os.environ)
-        ours = len(attest.process.layers)
-        if ours == len(progress.created):
-            others = sum(kind == "linear" for kind in attest.process.unquantized.values())
-            log(f"linear layers: {ours}/{ours + others} on our kernel")
+        self.finish(layer, prepared, record)
 
-    def _projection(self, stored: dict[str, torch.Tensor], part: int, column: int, width: int) -> Projection:
-        """Columns column..column+width of the merged tensors, with partition ``part``'s rotation."""
-        per_word = {"qweight": 8, "qzeros": 8, "qweight_hi": 32, "qzeros_hi": 32, "scales": 1}
-        tensors = {}
-        for name in self.spec.tensor_names:
-            if name in per_word:
-                packing = per_word[name]
-                tensor = stored[name][:, column // packing : (column + width) // packing]
-            else:
-                tensor = stored[name][part]
-            tensors[f"{self.prefix}.{name}"] = tensor
-        return Projection.from_tensors(self.prefix, tensors, self.spec)
-
-    def apply(self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        """y [..., N] of x [..., K], in x's dtype."""
-        y = torch.ops.vllm.paroquant_gfx1201_linear(
-            x,
-            layer.paroquant_rotations,
-            layer.paroquant_weights,
-            layer.paroquant_codes,
-            layer.paroquant_scales,
-        )
-        return y if bias is None else y + bias
+    def _columns(self, name: str, tensor: torch.Tensor, column: int, width: int) -> torch.Tensor:
+        """Outputs column..column+width of a merged tensor."""
+        if not isinstance(self.spec, FormatSpec):
+            return tensor[column : column + width]
+        packing = PACKED[name][1] if name in PACKED else 1
+        return tensor[:, column // packing : (column + width) // packing]

@@ -9,10 +9,12 @@ from functools import cache
 
 import torch
 
-from paroquant_gfx1201 import reference, rotation
+from paroquant_gfx1201 import attest, reference, rotation
+from paroquant_gfx1201.check import Checker
 from paroquant_gfx1201.modes import Mode
 
 NAME = "paroquant_gfx1201_linear"
+PATH = "cpu_reference"
 
 INTEGER_MIN_M = 16
 """Rows from which int32 dots per group beat one f32 product on a CPU (measured on Zen 5)."""
@@ -24,21 +26,30 @@ def process_mode() -> Mode:
     return Mode.from_environment(os.environ)
 
 
+checker = Checker()
+"""Of this process; used in CHECK mode."""
+
+layer_names: dict[int, str] = {}
+"""Address of a layer's first weight to the layer's name. The op takes no name: layers of one shape must
+stay one compiled graph."""
+
+
 def linear(
     x: torch.Tensor,
     rotations: torch.Tensor,
     weights: list[torch.Tensor],
+    offsets: list[torch.Tensor],
     codes: list[torch.Tensor],
     scales: list[torch.Tensor],
 ) -> torch.Tensor:
     """y [..., N] in x's dtype for x [..., K].
 
     rotations f32 [P, G, g, g] with channel scales folded in; entry p of the lists belongs to the
-    outputs of rotation p: weights f32 [K + G, N_p], codes int8 [G, g, N_p], scales f32 [G, N_p]
-    (see reference.PreparedWeight). N is the sum of N_p.
+    outputs of rotation p and is what reference.PreparedWeight has under that name. N is the sum of N_p.
     """
     rows = x.reshape(-1, x.shape[-1])
-    band = process_mode().band(len(rows))
+    mode = process_mode()
+    band = mode.band(len(rows))
     rotated = rotation.rotate_groups(rows.float(), rotations)
     activations = reference.quantize_activations(rotated, band)
     by_integer = band.element == "int8" and len(rows) >= INTEGER_MIN_M
@@ -51,13 +62,37 @@ def linear(
         else:
             outputs.append(reference.multiply(part, weight, band))
     y = outputs[0] if len(outputs) == 1 else torch.cat(outputs, 1)
-    return y.to(x.dtype).view(*x.shape[:-1], -1)
+    y = y.to(x.dtype)
+    if mode.check:
+        product = "int32" if by_integer else "f32"
+        path = f"{PATH}:{product}:{band.element}:{band.granularity}:{band.zero_point}:{str(x.dtype)[6:]}"
+        _check(path, y, activations, weights, offsets)
+    return y.view(*x.shape[:-1], -1)
+
+
+def _check(
+    path: str,
+    y: torch.Tensor,
+    activations: reference.Activations,
+    weights: list[torch.Tensor],
+    offsets: list[torch.Tensor],
+) -> None:
+    name = layer_names.get(weights[0].data_ptr(), "unnamed")
+    parts = y.split([weight.shape[1] for weight in weights], 1)
+    news = [
+        checker.compare(path, name, part, activations.of(index), weights[index], offsets[index])
+        for index, part in enumerate(parts)
+    ]
+    if any(news):
+        attest.process.check = checker.document
+        attest.process.write(os.environ)
 
 
 def _fake(
     x: torch.Tensor,
     rotations: torch.Tensor,
     weights: list[torch.Tensor],
+    offsets: list[torch.Tensor],
     codes: list[torch.Tensor],
     scales: list[torch.Tensor],
 ) -> torch.Tensor:
