@@ -8,14 +8,14 @@ import math
 import os
 import signal
 import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator import __version__
 from orchestrator.errors import OrchestratorError, UsageError
+from orchestrator.verbs import OWNERS, READERS, SECOND_WORDS, VERBS
+from orchestrator.verbs.options import Options
 
 HELP = """\
 usage: python -m orchestrator [VERB] [options] [Hydra overrides]
@@ -25,6 +25,7 @@ verbs
   plan      print the server that would be started and a command line that starts it, start nothing;
             `plan --diff A B` prints where the servers of two variants differ
   prepare   make the checkpoints the variant needs, start nothing
+  cases     `cases FILE.yaml` runs decisions that people took through the gate and shows where it decides otherwise
   prod      show what serves as prod on each box; `prod start +variant=NAME` fills the slot of a box and serves it,
             `prod stop` drains, stops and empties it
   guard     one pass: end what killed runs left, bring back prod that should serve (a timer is in systemd/)
@@ -63,23 +64,6 @@ INTERRUPTED = 130
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
-@dataclass(frozen=True)
-class Options:
-    """A parsed command line."""
-
-    verb: str
-    overrides: tuple[str, ...]
-    json: bool = False
-    diff: tuple[str, str] | None = None
-    multirun: bool = False
-    quiet: bool = False
-    now: bool = False
-    dry_run: bool = False
-    watch: float | None = None
-    older_than: float | None = None
-    keep: float | None = None
-
-
 def parse(arguments: Sequence[str]) -> Options:
     """Raises UsageError for an unknown verb or option, or an option that the verb does not have."""
     words = list(arguments)
@@ -107,9 +91,9 @@ def parse(arguments: Sequence[str]) -> Options:
             flags.add(known[word])
         else:
             raise UsageError(f"there is no option {word}; see --help")
-    for flag, owner in OPTION_OF.items():
-        if (flag in flags or flag in values) and verb != owner:
-            raise UsageError(f"--{flag.replace('_', '-')} belongs to {owner}, not to {verb}")
+    for flag, owners in OWNERS.items():
+        if (flag in flags or flag in values) and verb not in owners:
+            raise UsageError(f"--{flag.replace('_', '-')} belongs to {', '.join(owners)}, not to {verb}")
     return Options(verb, tuple(overrides), **dict.fromkeys(flags, True), **values)
 
 
@@ -121,134 +105,6 @@ def _number(option: str, word: str) -> float:
     if not 0 <= number < math.inf:
         raise UsageError(f"{option} wants a number, not {word!r}; see --help")
     return number
-
-
-def _run(options: Options) -> int:
-    from orchestrator import config
-    from orchestrator.run import run, run_all
-
-    if not options.multirun:
-        return run(config.load(options.overrides), options.overrides, quiet=options.quiet)
-    jobs = config.expand(options.overrides)
-    return run_all([(config.load(job), job) for job in jobs], quiet=options.quiet)
-
-
-def _plan(options: Options) -> int:
-    from orchestrator import config, inputs, plan_text
-    from orchestrator.plan import as_json
-
-    if options.diff is not None:
-        a, b = (inputs.gather(config.load_arm(text, options.overrides)).plan() for text in options.diff)
-        show = plan_text.differences_as_json if options.json else plan_text.differences_as_text
-        print(show(a, b, options.diff))
-        return 0
-    plan = inputs.gather(config.load(options.overrides)).plan()
-    print(as_json(plan) if options.json else plan_text.as_text(plan))
-    return 0
-
-
-def _prepare(options: Options) -> int:
-    from orchestrator import config
-    from orchestrator.run import prepare_only
-
-    return prepare_only(config.load(options.overrides), options.overrides, quiet=options.quiet)
-
-
-def _prod(options: Options) -> int:
-    from orchestrator import config, prod
-
-    print(prod.show(config.state_dir(config.load_machine(options.overrides).paths)))
-    return 0
-
-
-def _prod_start(options: Options) -> int:
-    from orchestrator import config, prod
-    from orchestrator.progress import Progress
-    from orchestrator.run import prepare_only
-
-    experiment = config.load(options.overrides)
-    prepare_only(experiment, options.overrides, quiet=options.quiet)
-    print(prod.start(experiment, Progress(quiet=options.quiet)))
-    return 0
-
-
-def _prod_stop(options: Options) -> int:
-    from orchestrator import config, prod
-    from orchestrator.progress import Progress
-
-    machine = config.load_machine(options.overrides)
-    print(prod.stop(config.state_dir(machine.paths), machine.box.name, Progress(quiet=options.quiet), options.now))
-    return 0
-
-
-def _guard(options: Options) -> int:
-    from orchestrator import config, prod
-    from orchestrator.progress import Progress
-
-    state = config.state_dir(config.load_machine(options.overrides).paths)
-    while True:
-        outcomes = prod.guard(state, Progress(quiet=options.quiet))
-        for outcome in outcomes:
-            print(outcome.line, file=sys.stdout if outcome.ok else sys.stderr, flush=True)
-        if options.watch is None:
-            return 0 if all(outcome.ok for outcome in outcomes) else 1
-        time.sleep(options.watch)
-
-
-def _doctor(options: Options) -> int:
-    from orchestrator import config, doctor
-
-    machine = config.load_machine(options.overrides)
-    checks = doctor.examine(machine, config.state_dir(machine.paths), config.cache_dir(machine.paths))
-    doctor.show(checks)
-    return 0 if all(check.ok for check in checks) else 1
-
-
-def _cache_list(options: Options) -> int:
-    from orchestrator import cache, config
-
-    paths = config.load_machine(options.overrides).paths
-    cache.show(cache.entries(config.cache_dir(paths), config.state_dir(paths)))
-    return 0
-
-
-def _cache_prune(options: Options) -> int:
-    from orchestrator import cache, config
-
-    paths = config.load_machine(options.overrides).paths
-    where = config.cache_dir(paths), config.state_dir(paths)
-    keep = None if options.keep is None else int(options.keep)
-    gone = cache.prune(*where, config.boxes(), options.older_than, keep, options.dry_run)
-    cache.show(gone)
-    print("nothing was removed (--dry-run)" if options.dry_run else f"removed {len(gone)} of them")
-    return 0
-
-
-VERBS: dict[str, Callable[[Options], int]] = {
-    "run": _run,
-    "plan": _plan,
-    "prepare": _prepare,
-    "prod": _prod,
-    "prod start": _prod_start,
-    "prod stop": _prod_stop,
-    "guard": _guard,
-    "doctor": _doctor,
-    "cache": _cache_list,
-    "cache list": _cache_list,
-    "cache prune": _cache_prune,
-}
-READERS = frozenset({"plan", "prod", "cache", "cache list"})  # what they print is all that they do
-SECOND_WORDS = {"prod": ("start", "stop"), "cache": ("list", "prune")}
-OPTION_OF = {
-    "json": "plan",
-    "diff": "plan",
-    "multirun": "run",
-    "now": "prod stop",
-    "watch": "guard",
-    "older_than": "cache prune",
-    "keep": "cache prune",
-    "dry_run": "cache prune",
-}
 
 
 def main(arguments: Sequence[str]) -> int:

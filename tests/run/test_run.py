@@ -238,5 +238,5 @@ def test_a_mistake_in_the_last_job_stops_the_first(site):
 def test_the_command_line_checks_and_runs_every_job(site, monkeypatch):
     seen: list[Callable] = []
     monkeypatch.setattr(run, "run_all", lambda found, quiet: seen.extend(found) or 1)
-    assert cli._run(cli.parse(["run", "-m", "+variant=int5,bf16", "box=cpu"])) == 1
+    assert cli.VERBS["run"](cli.parse(["run", "-m", "+variant=int5,bf16", "box=cpu"])) == 1
     assert [experiment.variant.name for experiment, _ in seen] == ["int5", "bf16"]
