@@ -47,11 +47,10 @@ class Hours:
 
 @dataclass(frozen=True)
 class Design:
-    """`looks` are the numbers of whole blocks after which the gate is asked, the last of them being all."""
+    """`order` has the boots of every block up to the gate's last look."""
 
     test: ABTest
     seed: int
-    looks: tuple[int, ...]
     order: tuple[Slot, ...]
     plans: Mapping[Arm, ServePlan]
     floors: Mapping[str, Floor]

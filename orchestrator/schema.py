@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from orchestrator.gate import Gate
+
 Scalar = str | int | float | bool
 
 
@@ -241,15 +243,15 @@ class Sweep:
 class ABTest:
     """Two variants to be compared on one box, as declared. `about` is what the comparison is to find out.
 
-    Kind `floor` has the same variant twice: it measures how far equal boots differ. `seed` orders the boots; None: drawn
-    when the A/B starts.
+    Kind `floor` has the same variant twice: it measures how far equal boots differ. `seed` orders the boots; None: it
+    is drawn when the A/B starts.
     """
 
     kind: Literal["ab", "floor"]
     about: str
     a: Variant
     b: Variant
-    gate: Mapping[str, Any]
+    gate: Gate
     seed: int | None
     sweep: Sweep | None
     box: Box

@@ -1,0 +1,194 @@
+"""An A/B on a box: checked and planned, started or gone on with, its boots made for real."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from orchestrator import (
+    attempts,
+    config,
+    design_text,
+    floors,
+    hours,
+    identity,
+    measured_boot,
+    plan_text,
+    prod,
+    verdict_text,
+)
+from orchestrator import design as designs
+from orchestrator.ab import AB, EXIT
+from orchestrator.catalog import Entry
+from orchestrator.design import ARMS, Arm, Design
+from orchestrator.errors import InvalidMeasurement, UsageError
+from orchestrator.executor import OnTheBox
+from orchestrator.inputs import Inputs
+from orchestrator.plan import ServePlan
+from orchestrator.progress import Progress
+from orchestrator.records import to_jsonable
+from orchestrator.schema import ABTest, Paths
+from orchestrator.verdict import Verdict
+
+if TYPE_CHECKING:
+    from orchestrator.tracking import RunLog, Tracker
+
+NAMES_ONLY = frozenset({"variant", "fingerprint"})  # fields of a plan that say nothing of the server
+
+
+@dataclass
+class Site:
+    """The box of an A/B, held, with prod to come back at its end."""
+
+    tracker: Tracker
+    progress: Progress
+    prod_down: ExitStack
+    overrides: Sequence[str]
+
+
+def start(test: ABTest, overrides: Sequence[str], quiet: bool = False) -> int:
+    """Conduct the A/B; returns the exit status of its verdict.
+
+    Raises UsageError before anything starts for what cannot be, InvalidMeasurement for arms that are the same server.
+    """
+    inputs = checked(test)
+    with site(test, inputs["a"], overrides, quiet) as place:
+        return EXIT[one(test, inputs, place).state]
+
+
+def checked(test: ABTest) -> dict[Arm, Inputs]:
+    """What both arms are made of, where they can be compared at all."""
+    inputs = {arm: measured_boot.checked(test.arm(arm)) for arm in ARMS}
+    found = {name for name in plan_text.differences(inputs["a"].plan(), inputs["b"].plan()) if name not in NAMES_ONLY}
+    if test.kind == "ab" and not found:
+        raise InvalidMeasurement(
+            f"the arms are the same server ({test.a.name} and {test.b.name}), so that nothing is compared; "
+            "to measure the box's noise say kind=floor"
+        )
+    if test.kind == "floor" and found:
+        raise UsageError(f"kind=floor wants the same server on both arms; these differ in {', '.join(sorted(found))}")
+    if (test.gate.kind == "aa") != (test.kind == "floor"):
+        raise UsageError(f"gate={test.gate.name} does not judge kind={test.kind}; choose another gate or kind")
+    return inputs
+
+
+@contextmanager
+def site(test: ABTest, inputs: Inputs, overrides: Sequence[str], quiet: bool) -> Iterator[Site]:
+    """Hold the box, for as many A/Bs as the block has; prod comes back at its end."""
+    progress = Progress(quiet=quiet)
+    purpose = f"A/B of {test.a.name} and {test.b.name}"
+    with measured_boot.on_the_box(inputs, purpose, overrides, progress), ExitStack() as prod_down:
+        from orchestrator.tracking import Tracker
+
+        prod.require_port(inputs.plan(), inputs.state)
+        tracker = Tracker(Path(test.paths.tracking), test.box.name)
+        for run_id in tracker.reap():
+            progress.note(f"run {run_id} was killed; its record says KILLED now")
+        yield Site(tracker, progress, prod_down, overrides)
+
+
+def one(test: ABTest, inputs: Mapping[Arm, Inputs], place: Site, parent: str | None = None) -> Verdict:
+    """A new A/B, from its design to its verdict; `parent` is the run of the sweep that it belongs to."""
+    made = plan(test, inputs)
+    print(design_text.as_text(made, datetime.now(UTC)), flush=True)
+    log = place.tracker.start(f"{test.a.name} | {test.b.name}", _params(made), _tags(made, inputs, place), parent)
+    log.log_json(attempts.DESIGN, to_jsonable(made))
+    return _conduct(made, inputs, place, log)
+
+
+def plan(test: ABTest, inputs: Mapping[Arm, Inputs]) -> Design:
+    """All that is decided before the first boot."""
+    plans = {arm: found.plan() for arm, found in inputs.items()}
+    seed = designs.draw_seed() if test.seed is None else test.seed
+    return Design(
+        test=test,
+        seed=seed,
+        order=designs.order(seed, test.gate.max_blocks),
+        plans=plans,
+        floors=floors.load(inputs["a"].state, test.box.name, inputs["a"].stack.fingerprint),
+        hours=hours.expected(Path(test.paths.tracking), plans, test.suite),
+    )
+
+
+def resume(entry: Entry, paths: Paths, overrides: Sequence[str], quiet: bool = False) -> int:
+    """Go on with an A/B that ended before its verdict; one that has its verdict shows it.
+
+    Raises UsageError where it still runs, or where its servers would not be those that it began with.
+    """
+    made = attempts.read_design(entry)
+    if entry.status == "FINISHED":
+        verdict = attempts.recomputed(Path(paths.tracking), entry)
+        verdict_text.show(verdict, made, entry.run_id)
+        return EXIT[verdict.state]
+    require_ended(entry)
+    made = replace(made, test=replace(made.test, paths=paths))
+    inputs = checked(made.test)
+    _require_same(made, {arm: found.plan() for arm, found in inputs.items()})
+    with site(made.test, inputs["a"], overrides, quiet) as place:
+        return EXIT[go_on(entry, made, inputs, place).state]
+
+
+def go_on(entry: Entry, made: Design, inputs: Mapping[Arm, Inputs], place: Site) -> Verdict:
+    """The rest of an A/B. What was cut off keeps its record, marked as such, and is done again."""
+    log = place.tracker.resume(entry.run_id)
+    found = attempts.read(place.tracker.directory, entry.run_id, made)
+    for attempt in found:
+        if attempt.state == "cut off":
+            place.tracker.log(attempt.run_id).set_tag("ab.attempt", "cut off")
+    finished = sum(attempt.state == "finished" for attempt in found)
+    place.progress.note(f"A/B {entry.run_id} goes on: {finished} of at most {len(made.order)} boots are there")
+    return _conduct(made, inputs, place, log)
+
+
+def require_ended(entry: Entry) -> None:
+    """Raises UsageError where the process of the run is alive."""
+    from orchestrator.tracking import owner_of
+
+    holder = owner_of(entry.tags)
+    if entry.status == "RUNNING" and holder is not None and holder.alive():
+        raise UsageError(f"run {entry.run_id} is still at work in process {holder.pid} on {holder.host}; wait for it")
+
+
+def _conduct(made: Design, inputs: Mapping[Arm, Inputs], place: Site, log: RunLog) -> Verdict:
+    executor = OnTheBox(inputs, made.plans, place.progress, config.box_was_detected(place.overrides), place.prod_down)
+    verdict = AB(made, place.tracker, log, executor, place.progress, inputs["a"].state).conduct()
+    verdict_text.show(verdict, made, log.run_id)
+    return verdict
+
+
+def _require_same(made: Design, now: Mapping[Arm, ServePlan]) -> None:
+    for arm in ARMS:
+        if now[arm].fingerprint != made.plans[arm].fingerprint:
+            changed = plan_text.differences(made.plans[arm], now[arm])
+            (field_name, (was, is_now)) = next(iter(changed.items()))
+            raise UsageError(
+                f"arm {arm} is not the server that this A/B began with: {field_name} was {was}, and is {is_now} now; "
+                "undo the change, or start a new A/B"
+            )
+
+
+def _params(made: Design) -> dict[str, str]:
+    test = made.test
+    parts = {"a": test.a, "b": test.b, "gate": test.gate, "suite": test.suite, "box": test.box, "engine": test.engine}
+    return identity.flat({name: to_jsonable(part) for name, part in parts.items()})
+
+
+def _tags(made: Design, inputs: Mapping[Arm, Inputs], place: Site) -> dict[str, str]:
+    test = made.test
+    shared = identity.tags(inputs["a"], made.plans["a"], config.box_was_detected(place.overrides))
+    kept = ("box", "box_chosen_by", "engine", "suite", "suite_digest", "stack", "plugin", "source", "git")
+    return {
+        **{name: shared[name] for name in kept},
+        "kind": test.kind,
+        "gate": test.gate.name,
+        "about": test.about,
+        "seed": str(made.seed),
+        "order": "".join(slot.arm for slot in made.order),
+        "variant_a": test.a.name,
+        "variant_b": test.b.name,
+        "overrides": " ".join(place.overrides),
+    }
