@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -27,3 +28,45 @@ class Floor:
     def age_days(self, at_utc: str) -> float:
         """Days from the floor's last boot until `at_utc` (ISO 8601); negative where the floor is the newer one."""
         return (datetime.fromisoformat(at_utc) - datetime.fromisoformat(self.measured_at_utc)).total_seconds() / 86400
+
+
+def estimate(
+    metric: str,
+    box: str,
+    stack: str,
+    blocks: Sequence[int],
+    positions: Sequence[int],
+    values: Sequence[float],
+    repeats: Sequence[Sequence[float]],
+    measured_at_utc: str,
+) -> Floor | None:
+    """The floor from boots of one build: variance components of the logs.
+
+    `values` is a summary for each boot, at its position of its block; each block's level and linear drift are taken
+    out, as an A/B takes them out. `repeats` has what each boot's summary was made of, where that is known; else empty.
+    None where the boots leave no degree of freedom, or a value is not above zero.
+    """
+    import numpy
+    from scipy.linalg import null_space
+
+    from orchestrator.stats.paired import nuisance
+
+    y = numpy.asarray(values, dtype=float)
+    if not len(y) or not (numpy.isfinite(y).all() and (y > 0).all()):
+        return None
+    residuals = numpy.log(y) @ null_space(nuisance(blocks, positions).T)
+    if not len(residuals):
+        return None
+    logs = [numpy.log(numpy.asarray(inside, dtype=float)) for inside in repeats if len(inside) > 1]
+    inner_dof = sum(len(inside) - 1 for inside in logs)
+    inner = sum(float(((inside - inside.mean()) ** 2).sum()) for inside in logs)
+    return Floor(
+        metric=metric,
+        box=box,
+        stack=stack,
+        sd_within_log=(inner / inner_dof) ** 0.5 if inner_dof else 0.0,
+        sd_between_log=float((residuals**2).mean() ** 0.5),
+        dof=float(len(residuals)),
+        measured_at_utc=measured_at_utc,
+        boots=len(y),
+    )
