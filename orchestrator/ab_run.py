@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orchestrator import (
+    arms,
     attempts,
     config,
     design_text,
@@ -27,17 +28,25 @@ from orchestrator.catalog import Entry
 from orchestrator.design import ARMS, Arm, Design
 from orchestrator.errors import InvalidMeasurement, UsageError
 from orchestrator.executor import OnTheBox
-from orchestrator.inputs import Inputs
+from orchestrator.gate import BootResult, Gate
+from orchestrator.inputs import Inputs, gather
 from orchestrator.plan import ServePlan
 from orchestrator.progress import Progress
-from orchestrator.records import to_jsonable
-from orchestrator.schema import ABTest, Paths
+from orchestrator.records import Boot, to_jsonable
+from orchestrator.schema import ABTest, Paths, Suite
 from orchestrator.verdict import Verdict
 
 if TYPE_CHECKING:
     from orchestrator.tracking import RunLog, Tracker
 
-NAMES_ONLY = frozenset({"variant", "fingerprint"})  # fields of a plan that say nothing of the server
+BENCH_OF = {  # the first word of a metric -> the bench that measures it
+    "decode": "decode_ctx",
+    "prefill": "prefill",
+    "betterbench": "betterbench",
+    "word_problems": "gsm8k",
+    "gsm8k": "gsm8k",
+    "kl": "kld",
+}
 
 
 @dataclass
@@ -61,19 +70,46 @@ def start(test: ABTest, overrides: Sequence[str], quiet: bool = False) -> int:
 
 
 def checked(test: ABTest) -> dict[Arm, Inputs]:
-    """What both arms are made of, where they can be compared at all."""
-    inputs = {arm: measured_boot.checked(test.arm(arm)) for arm in ARMS}
-    found = {name for name in plan_text.differences(inputs["a"].plan(), inputs["b"].plan()) if name not in NAMES_ONLY}
-    if test.kind == "ab" and not found:
-        raise InvalidMeasurement(
-            f"the arms are the same server ({test.a.name} and {test.b.name}), so that nothing is compared; "
-            "to measure the box's noise say kind=floor"
-        )
-    if test.kind == "floor" and found:
-        raise UsageError(f"kind=floor wants the same server on both arms; these differ in {', '.join(sorted(found))}")
+    """What both arms are made of, where they can be compared at all.
+
+    Raises InvalidMeasurement for arms that differ in nothing, or in what the gate does not declare; it is found again
+    in the records, but this costs no boot.
+    """
     if (test.gate.kind == "aa") != (test.kind == "floor"):
-        raise UsageError(f"gate={test.gate.name} does not judge kind={test.kind}; choose another gate or kind")
+        raise UsageError(f"gate={test.gate.name} does not judge kind={test.kind}; choose another gate, or another kind")
+    require_benches(test.gate, test.suite)
+    inputs = {arm: measured_boot.checked(test.arm(arm)) for arm in ARMS}
+    if found := _plan_faults(test.gate, inputs):
+        hint = "; to measure the box's noise say kind=floor" if test.kind == "ab" else ""
+        raise InvalidMeasurement(
+            f"{test.a.name} and {test.b.name} cannot be compared: {found[0]}{hint}", "\n".join(found[1:])
+        )
     return inputs
+
+
+def gathered(test: ABTest) -> dict[Arm, Inputs]:
+    """What both arms would be made of, compared or not, and whether or not all of it is here."""
+    return {arm: gather(test.arm(arm)) for arm in ARMS}
+
+
+def _plan_faults(gate: Gate, inputs: Mapping[Arm, Inputs]) -> list[str]:
+    """Why the plans may not be compared; what the plugin attests comes with the boots."""
+    never_booted = Boot("", "measured", "", "warm", "")
+    results = [
+        BootResult(arm, 0, n, "", to_jsonable(inputs[arm].plan()), never_booted, {}) for n, arm in enumerate(ARMS)
+    ]
+    return [line for line in arms.faults(gate, results) if not line.startswith("attestation")]
+
+
+def require_benches(gate: Gate, suite: Suite) -> None:
+    """Raises UsageError where the suite does not measure what the gate must have."""
+    for name, criterion in gate.criteria.items():
+        bench = BENCH_OF.get(criterion.metric.partition(".")[0])
+        if criterion.required and bench is not None and bench not in suite.benches:
+            raise UsageError(
+                f"gate={gate.name}: criterion {name} needs the bench {bench}, which suite {suite.name} has not; "
+                "choose another suite"
+            )
 
 
 @contextmanager

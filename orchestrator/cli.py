@@ -6,6 +6,7 @@ import errno
 import io
 import math
 import os
+import re
 import signal
 import sys
 from collections.abc import Sequence
@@ -25,6 +26,13 @@ verbs
   plan      print the server that would be started and a command line that starts it, start nothing;
             `plan --diff A B` prints where the servers of two variants differ
   prepare   make the checkpoints the variant needs, start nothing
+  ab        boot two variants in blocks and let a gate decide: `ab +variant@a=X +variant@b=Y gate=NAME`, or
+            `ab +experiment=NAME`; with kind=floor and the same variant twice, measure the box's own noise
+  verdict   `verdict RUN_ID` computes the verdict of an A/B again, from its records alone
+  list      the recorded runs and A/Bs with their verdicts
+  compare   `compare RUN_ID RUN_ID ...` puts the metrics of runs side by side, where they can be paired
+  floor     the noise of each box, stack and metric, as far as it was measured
+  ledger    results that others published; `ledger import` brings them into MLflow, beside the measured runs
   cases     `cases FILE.yaml` runs decisions that people took through the gate and shows where it decides otherwise
   prod      show what serves as prod on each box; `prod start +variant=NAME` fills the slot of a box and serves it,
             `prod stop` drains, stops and empties it
@@ -34,6 +42,10 @@ verbs
 
 overrides
   +variant=NAME      what is served; the files of conf/variant
+  +variant@a=NAME +variant@b=NAME
+                     the two arms of an A/B, whose keys are then a.knobs.KNOB=1, b.speculation.tokens=7 and so on
+  +experiment=NAME   an A/B by its name: the files of experiments/
+  gate=NAME          what decides it: the files of conf/gate
   box=NAME           where: cpu, r9700x2, or auto (default: the box whose devices are present)
   engine=NAME        how: process, docker, podman (default: the box's own)
   suite=NAME         how much is measured: smoke, quick (default), full
@@ -45,9 +57,12 @@ overrides
   paths.cache=DIR    where models and compile caches go (default: the XDG cache directory)
 
 options
-  --json             plan: as JSON
+  --json             plan, list, verdict: as JSON
   --diff A B         plan: A and B are variants; overrides of one of them go in its quotes, as in
                      --diff int5 'int5 +variant.knobs.RADIANCE_PQ_I8=1'
+  --resume RUN_ID    ab: go on with an A/B that was interrupted or killed
+  --power            ab: how many boots and hours the gate's effects need on this box; start nothing
+  --all              list: the boots of A/Bs too
   -m, --multirun     run: one run for each value of a list, as in +variant=int4,int5
   -q, --quiet        no progress
   --now              prod stop: without waiting for its requests to end
@@ -58,7 +73,8 @@ options
   -h, --help         this text
   --version
 
-exit status: 0 ok, 1 a check failed, 2 wrong usage or configuration, 3 a measurement is INVALID, 130 interrupted
+exit status: 0 ok, 1 a check failed, 2 wrong usage or configuration, 3 a measurement is INVALID, 130 interrupted;
+             of ab and verdict: 0 PASS, 1 FAIL, 3 INVALID, 4 INCONCLUSIVE
 """
 INTERRUPTED = 130
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -76,13 +92,17 @@ def parse(arguments: Sequence[str]) -> Options:
         if verb not in VERBS:
             raise UsageError(f"there is no verb {verb!r}; choose from {', '.join(SECOND_WORDS[verb.split()[0]])}")
     known = {"--json": "json", "-m": "multirun", "--multirun": "multirun", "-q": "quiet", "--quiet": "quiet"}
-    known |= {"--now": "now", "--dry-run": "dry_run"}
+    known |= {"--now": "now", "--dry-run": "dry_run", "--power": "power", "--all": "all"}
     numbers = {"--watch": "watch", "--older-than": "older_than", "--keep": "keep"}
     flags, overrides, values = set(), [], {}
     remaining = iter(words)
     for word in remaining:
         if word == "--diff":
             values["diff"] = (next(remaining, ""), next(remaining, ""))
+        elif word == "--resume":
+            values["resume"] = next(remaining, "")
+            if not re.fullmatch(r"[0-9a-f]+", values["resume"]):
+                raise UsageError("--resume wants the id of an A/B's run; `python -m orchestrator list` shows them")
         elif word in numbers:
             values[numbers[word]] = _number(word, next(remaining, ""))
         elif not word.startswith("-"):

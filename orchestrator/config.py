@@ -99,6 +99,11 @@ def load_arm(text: str, shared: Sequence[str]) -> Experiment:
     return load([f"+variant={words[0]}", *shared, *words[1:]])
 
 
+def is_ab(overrides: Sequence[str]) -> bool:
+    """Whether the overrides declare an A/B rather than one variant."""
+    return any(re.match(r"\+?(experiments?=|variant@[ab]=)", override) for override in overrides)
+
+
 def load_ab(overrides: Sequence[str]) -> ABTest:
     """The A/B that the overrides declare, by name (+experiment=NAME) or by its arms (+variant@a=X +variant@b=Y).
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from orchestrator import catalog, labels
 from orchestrator.errors import UsageError
 from orchestrator.gate import BootResult
 from orchestrator.records import from_jsonable, to_jsonable, write_json
-from orchestrator.stats.floor import Floor
+from orchestrator.stats.floor import Floor, estimate
 
 
 def load(state: Path, box: str, stack: str) -> dict[str, Floor]:
@@ -49,29 +50,50 @@ def _read(path: Path) -> dict[str, Floor]:
 
 
 def measured(results: Sequence[BootResult]) -> dict[str, Floor]:
-    """The floors that boots of one and the same server show, for every metric that all of them have above zero.
+    """Metric -> floor that boots of one and the same server show, for each metric that all of them have above zero.
 
-    The variance between boots is pooled over the blocks, each about its own mean: what the same blocks of an A/B
-    meet. With n boots in k blocks it has n - k degrees of freedom (one-way analysis of variance with block as the
-    factor). Counts of errors and the like have no floor.
+    Counts of errors and the like have no floor.
     """
-    import numpy
-
     boots = [_metrics(result) for result in results]
-    blocks = numpy.array([result.block for result in results])
-    stack = results[0].plan["stack"]["fingerprint"]
+    plan = results[0].plan
     last = max(result.boot.started_at_utc for result in results)
     found = {}
     for name in boots[0]:
-        values = [metrics.get(name, 0.0) for metrics in boots]
-        if min(values) <= 0 or labels.is_count(name):
+        if labels.is_count(name) or not all(name in metrics for metrics in boots):
             continue
-        logs = numpy.log(values)
-        residuals = numpy.concatenate([logs[blocks == n] - logs[blocks == n].mean() for n in numpy.unique(blocks)])
-        dof = len(logs) - len(numpy.unique(blocks))
-        between = float(numpy.sqrt((residuals**2).sum() / dof))
-        found[name] = Floor(name, results[0].plan["box"], stack, 0.0, between, float(dof), last, len(logs))
+        floor = estimate(
+            metric=name,
+            box=plan["box"],
+            stack=plan["stack"]["fingerprint"],
+            blocks=[result.block for result in results],
+            positions=[result.position for result in results],
+            values=[metrics[name] for metrics in boots],
+            repeats=[_repeats(name, result) for result in results],
+            measured_at_utc=last,
+        )
+        if floor is not None:
+            found[name] = floor
     return found
+
+
+def _repeats(name: str, result: BootResult) -> list[float]:
+    """What a boot's number was made of, in a unit whose relative spread is the same; empty where it is not one of
+    repeated requests."""
+    if not (
+        place := re.fullmatch(r"(decode|prefill)\.(?:ms_per_step|tok_per_s|ttft_ms|prompt_tok_per_s)\.\w{3}(\d+)", name)
+    ):
+        return []
+    bench, key = {"decode": ("decode_ctx", "context_tokens"), "prefill": ("prefill", "length_tokens")}[place[1]]
+    samples = result.measurements[bench].samples if bench in result.measurements else ()
+    taken = [
+        sample["update_ms"]
+        for sample in samples
+        if sample.get(key) == int(place[2])
+        and sample.get("update_ms")
+        and not sample.get("error")
+        and not sample.get("warmup")
+    ]
+    return [ms[0] if "ttft" in name or bench == "prefill" else ms[-1] - ms[0] for ms in taken]
 
 
 def _metrics(result: BootResult) -> dict[str, float]:

@@ -7,13 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from orchestrator.verbs import decide, machine, serve
+from orchestrator.verbs import compare, decide, machine, serve
 from orchestrator.verbs.options import Options
 
 VERBS: dict[str, Callable[[Options], int]] = {
     "run": serve.run,
     "plan": serve.plan,
     "prepare": serve.prepare,
+    "ab": compare.ab,
+    "verdict": compare.verdict,
+    "compare": compare.compare,
+    "list": compare.list_runs,
+    "floor": compare.floor,
+    "ledger": compare.ledger_list,
+    "ledger list": compare.ledger_list,
+    "ledger import": compare.ledger_import,
     "cases": decide.cases,
     "prod": machine.prod,
     "prod start": machine.prod_start,
@@ -24,12 +32,15 @@ VERBS: dict[str, Callable[[Options], int]] = {
     "cache list": machine.cache_list,
     "cache prune": machine.cache_prune,
 }
-READERS = frozenset({"plan", "prod", "cache", "cache list", "cases"})  # what they print is all that they do
+READERS = frozenset(
+    {"plan", "prod", "cache", "cache list", "cases", "verdict", "compare", "list", "floor", "ledger", "ledger list"}
+)  # what they print is all that they do
 SECOND_WORDS = {
-    first: tuple(verb.split()[1] for verb in VERBS if verb.startswith(f"{first} ")) for first in ("prod", "cache")
+    first: tuple(verb.split()[1] for verb in VERBS if verb.startswith(f"{first} "))
+    for first in ("prod", "cache", "ledger")
 }
 OWNERS: dict[str, tuple[str, ...]] = {  # an option -> the verbs that have it; one that is not here belongs to all
-    "json": ("plan",),
+    "json": ("plan", "list", "verdict"),
     "diff": ("plan",),
     "multirun": ("run",),
     "now": ("prod stop",),
@@ -37,4 +48,7 @@ OWNERS: dict[str, tuple[str, ...]] = {  # an option -> the verbs that have it; o
     "older_than": ("cache prune",),
     "keep": ("cache prune",),
     "dry_run": ("cache prune",),
+    "resume": ("ab",),
+    "power": ("ab",),
+    "all": ("list",),
 }

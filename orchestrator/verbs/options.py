@@ -20,3 +20,6 @@ class Options:
     watch: float | None = None
     older_than: float | None = None
     keep: float | None = None
+    resume: str | None = None
+    power: bool = False
+    all: bool = False

@@ -24,8 +24,35 @@ def plan(options: Options) -> int:
         show = plan_text.differences_as_json if options.json else plan_text.differences_as_text
         print(show(a, b, options.diff))
         return 0
+    if config.is_ab(options.overrides):
+        return _plan_ab(options)
     plan = inputs.gather(config.load(options.overrides)).plan()
     print(as_json(plan) if options.json else plan_text.as_text(plan))
+    return 0
+
+
+def _plan_ab(options: Options) -> int:
+    """Both servers of an A/B, where they differ, and the boots that it would make."""
+    import json
+    from datetime import UTC, datetime
+
+    from orchestrator import ab_run, config, design_text, plan_text, sweep
+    from orchestrator.records import to_jsonable
+
+    test = config.load_ab(options.overrides)
+    tests = [sweep.pair(test, test.sweep.values[0], value) for value in test.sweep.values[1:]] if test.sweep else [test]
+    designs = [ab_run.plan(found, ab_run.gathered(found)) for found in tests]
+    if options.json:
+        shown = [
+            {**to_jsonable(made.plans), "differences": plan_text.differences(*made.plans.values()), "seed": made.seed}
+            for made in designs
+        ]
+        print(json.dumps(shown if test.sweep else shown[0], indent=2, sort_keys=True))
+        return 0
+    for made in designs:
+        names = [f"{arm} {made.plans[arm].variant}" for arm in made.plans]
+        print(design_text.as_text(made, datetime.now(UTC)), end="\n\n")
+        print(plan_text.differences_as_text(*made.plans.values(), names))
     return 0
 
 
