@@ -147,8 +147,8 @@ def ledger_import(options: Options) -> int:
     sources = ledger.read(config.experiments_dir() / "ledger")
     done = ledger.import_all(sources, Tracker(Path(paths.tracking), ledger.EXPERIMENT))
     print(
-        f"published results: {len(done.added)} added, {len(done.replaced)} replaced, {len(done.unchanged)} already there; "
-        f"in MLflow they are the experiment {ledger.EXPERIMENT}"
+        f"published results: {len(done.added)} added, {len(done.replaced)} replaced, {len(done.unchanged)} there already;"
+        f" in MLflow they are the experiment {ledger.EXPERIMENT}"
     )
     return 0
 
