@@ -93,10 +93,10 @@ def _children(directory: Path, run_id: str) -> list[str]:
 
 
 def compare(options: Options) -> int:
-    from orchestrator import catalog, comparison
+    from orchestrator import catalog, side_by_side
 
     ids, paths = _ids(options, "compare takes two runs or more, as in `compare RUN_ID RUN_ID`", 2, None)
-    _print(comparison.table(comparison.read([catalog.find(Path(paths.tracking), run_id) for run_id in ids])))
+    _print(side_by_side.table(side_by_side.read([catalog.find(Path(paths.tracking), run_id) for run_id in ids])))
     return 0
 
 
@@ -146,10 +146,8 @@ def ledger_import(options: Options) -> int:
     _, paths = _ids(options, "ledger import takes no run", 0, 0)
     sources = ledger.read(config.experiments_dir() / "ledger")
     done = ledger.import_all(sources, Tracker(Path(paths.tracking), ledger.EXPERIMENT))
-    print(
-        f"published results: {len(done.added)} added, {len(done.replaced)} replaced, {len(done.unchanged)} there already;"
-        f" in MLflow they are the experiment {ledger.EXPERIMENT}"
-    )
+    counts = f"{len(done.added)} added, {len(done.replaced)} replaced, {len(done.unchanged)} there already"
+    print(f"published results: {counts}; in MLflow they are the experiment {ledger.EXPERIMENT}")
     return 0
 
 
