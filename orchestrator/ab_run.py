@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from orchestrator import (
     arms,
     attempts,
+    catalog,
     config,
     design_text,
     floors,
@@ -172,9 +173,13 @@ def go_on(entry: Entry, made: Design, inputs: Mapping[Arm, Inputs], place: Site)
     """The rest of an A/B. What was cut off keeps its record, marked as such, and is done again."""
     log = place.tracker.resume(entry.run_id)
     found = attempts.read(place.tracker.directory, entry.run_id, made)
+    status = {boot.run_id: boot.status for boot in catalog.entries(place.tracker.directory, parent=entry.run_id)}
     for attempt in found:
         if attempt.state == "cut off":
-            place.tracker.log(attempt.run_id).set_tag("ab.attempt", "cut off")
+            cut = place.tracker.log(attempt.run_id)
+            cut.set_tag("ab.attempt", "cut off")
+            if status[attempt.run_id] == "RUNNING":
+                cut.finish("KILLED")
     finished = sum(attempt.state == "finished" for attempt in found)
     place.progress.note(f"A/B {entry.run_id} goes on: {finished} of at most {len(made.order)} boots are there")
     return _conduct(made, inputs, place, log)

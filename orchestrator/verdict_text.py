@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from orchestrator import hours, labels
+from orchestrator import console, hours, labels
 from orchestrator.design import Design
 from orchestrator.verdict import CriterionResult, Verdict
 
@@ -16,20 +16,20 @@ STYLES = {"PASS": "bold green", "FAIL": "bold red", "INVALID": "bold red", "INCO
 
 def show(verdict: Verdict, design: Design, run_id: str) -> None:
     """Print it on stdout."""
-    from rich.console import Console
     from rich.text import Text
 
-    test = design.test
-    console = Console()
+    test, out = design.test, console.stdout()
     what = f"A/A of {test.a.name}" if test.kind == "floor" else f"{test.b.name} (b) against {test.a.name} (a)"
-    console.print(Text(f"{verdict.state}  ", STYLES[verdict.state]) + Text(f"{what}, gate {verdict.gate}", ""))
+    out.print(Text(f"{verdict.state}  ", STYLES[verdict.state]) + Text(f"{what}, gate {verdict.gate}", ""))
     if verdict.criteria:
-        console.print(table(verdict))
-    for line in [*verdict.reasons, *(f"{c.metric}: {c.sentence}" for c in verdict.criteria)]:
-        console.print(Text(f"- {line}"), soft_wrap=True)
+        out.print(table(verdict))
+    sentences = [criterion.sentence for criterion in verdict.criteria]
+    for line in [*sentences, *(reason for reason in verdict.reasons if reason not in sentences)]:
+        out.print(Text(f"- {line}"), soft_wrap=True)
     if verdict.state == "INCONCLUSIVE" and verdict.next_look is not None:
-        console.print(Text(f"the next look is after block {verdict.next_look}"))
-    console.print(Text(f"run {run_id}; `python -m orchestrator verdict {run_id}` computes this again from its records"))
+        out.print(Text(f"the next look is after block {verdict.next_look}"))
+    again = f"`python -m orchestrator verdict {run_id}` computes this again from the records"
+    out.print(Text(f"run {run_id}; {again}"), soft_wrap=True)
 
 
 def table(verdict: Verdict) -> Table:
@@ -39,7 +39,7 @@ def table(verdict: Verdict) -> Table:
 
     found = Table(box=None, pad_edge=False, header_style="bold")
     for head in ("criterion", "claim", "state", "effect", "interval", "threshold", "boots", "to settle"):
-        found.add_column(head, no_wrap=head != "claim", justify="right" if head in ("effect", "boots") else "left")
+        found.add_column(head, no_wrap=head == "state", justify="right" if head in ("effect", "boots") else "left")
     for criterion in verdict.criteria:
         cells = (
             f"{criterion.metric}{' *' if criterion.role == 'primary' else ''}",

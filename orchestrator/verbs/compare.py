@@ -10,8 +10,6 @@ from orchestrator.errors import OrchestratorError, UsageError
 from orchestrator.verbs.options import Options
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from orchestrator.schema import Paths
 
 
@@ -55,11 +53,11 @@ def _resume(options: Options) -> int:
 
 
 def _power(options: Options) -> int:
-    from orchestrator import ab_run, config, power_text
+    from orchestrator import ab_run, config, console, power_text
 
     test = config.load_ab(options.overrides)
     design = ab_run.plan(test, ab_run.gathered(test))
-    _print(power_text.table(design))
+    console.stdout().print(power_text.table(design))
     for line in power_text.notes(design):
         print(line)
     return 0
@@ -93,15 +91,17 @@ def _children(directory: Path, run_id: str) -> list[str]:
 
 
 def compare(options: Options) -> int:
-    from orchestrator import catalog, side_by_side
+    from orchestrator import catalog, console, side_by_side
 
     ids, paths = _ids(options, "compare takes two runs or more, as in `compare RUN_ID RUN_ID`", 2, None)
-    _print(side_by_side.table(side_by_side.read([catalog.find(Path(paths.tracking), run_id) for run_id in ids])))
+    console.stdout().print(
+        side_by_side.table(side_by_side.read([catalog.find(Path(paths.tracking), run_id) for run_id in ids]))
+    )
     return 0
 
 
 def list_runs(options: Options) -> int:
-    from orchestrator import catalog, listing
+    from orchestrator import catalog, console, listing
 
     _, paths = _ids(options, "list takes no run; `list --all` shows the boots of A/Bs too", 0, 0)
     entries = catalog.entries(Path(paths.tracking))
@@ -109,7 +109,7 @@ def list_runs(options: Options) -> int:
         keys = ("run_id", "name", "experiment", "status", "started_s", "ended_s", "tags", "metrics")
         print(json.dumps([{key: getattr(entry, key) for key in keys} for entry in entries], indent=2))
     elif entries:
-        _print(listing.runs(entries, options.all))
+        console.stdout().print(listing.runs(entries, options.all))
     else:
         print(f"nothing is recorded in {Path(paths.tracking).resolve()}")
     return 0
@@ -118,12 +118,12 @@ def list_runs(options: Options) -> int:
 def floor(options: Options) -> int:
     from datetime import UTC, datetime
 
-    from orchestrator import config, floors, listing
+    from orchestrator import config, console, floors, listing
 
     _, paths = _ids(options, "floor takes no run", 0, 0)
     state = config.state_dir(paths)
     if found := floors.every(state):
-        _print(listing.floors(found, datetime.now(UTC)))
+        console.stdout().print(listing.floors(found, datetime.now(UTC)))
     else:
         print(f"no floor is measured yet ({state / 'floors'}); `ab +variant@a=X +variant@b=X kind=floor` measures them")
     return 0
@@ -163,12 +163,3 @@ def _paths(overrides: list[str] | tuple[str, ...]) -> Paths:
     from orchestrator import config
 
     return config.load_machine(overrides).paths
-
-
-def _print(table: Table) -> None:
-    from rich.console import Console
-
-    console = Console()
-    if not console.is_terminal:  # ids and names are for the next command: a file or a pipe gets them whole
-        console = Console(width=240)
-    console.print(table)

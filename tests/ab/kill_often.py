@@ -8,19 +8,23 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import signal
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from orchestrator import ab_run, catalog, mlflow_store
 from orchestrator.attempts import DESIGN
-from tests.ab.simulated import World
+from tests.ab.simulated import GATE, World
 from tests.boot.test_boot import free_port
 
 KILLS = 10
+EARLY = 2  # of them at any time from the start on, the others while boots are made
+LOOKS = (3, 4)  # more boots than the kills leave time for
 
 
 def parent_run(world: World) -> catalog.Entry | None:
@@ -29,14 +33,18 @@ def parent_run(world: World) -> catalog.Entry | None:
     return next((e for e in entries if e.is_ab and (e.artifacts / DESIGN).exists()), None)
 
 
-def child(world: World, port: int) -> int:
-    """Start the A/B, or go on with it, in a process of its own; returns its pid."""
+def child(world: World, port: int) -> tuple[int, int]:
+    """Start the A/B, or go on with it, in a process of its own; returns its pid, and a pipe that tells when it is
+    about to boot."""
+    read, write = os.pipe()
     if pid := os.fork():
-        return pid
+        os.close(write)
+        return pid, read
     code = 99
     try:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        test = world.test(port=port)
+        world.ready_fd = write
+        test = world.test(replace(GATE, looks=LOOKS), port=port)
         entry = parent_run(world)
         code = ab_run.resume(entry, test.paths, [], quiet=True) if entry else ab_run.start(test, [], quiet=True)
     finally:
@@ -45,32 +53,33 @@ def child(world: World, port: int) -> int:
 
 
 def main(root: Path, seed: int) -> None:
-    port, chance, kills, took_s = free_port(), random.Random(seed), 0, []
+    port, chance = free_port(), random.Random(seed)
     mlflow_store.connect(root / "template")  # imports MLflow, and makes an empty store
-    whole = World(root / "whole", b_better=0.004).install(setattr)
-    began = time.monotonic()
-    _, status = os.waitpid(child(whole, port), 0)
-    took_s = time.monotonic() - began
-    expected = os.waitstatus_to_exitcode(status)
-    world = World(root / "killed", b_better=0.004).install(setattr)
-    while True:
-        pid = child(world, port)
-        if kills < KILLS:
-            time.sleep(chance.uniform(0.02, 0.3) * took_s)
-            if os.waitpid(pid, os.WNOHANG) == (0, 0):
-                os.kill(pid, signal.SIGKILL)
-                os.waitpid(pid, 0)
-                kills += 1
-                continue
-            raise SystemExit(f"the A/B was done after {kills} kills")
-        _, status = os.waitpid(pid, 0)
-        break
-    a, b = parent_run(whole), parent_run(world)
-    print(
-        json.dumps(
-            {"whole": [a.run_id, expected], "killed": [b.run_id, os.waitstatus_to_exitcode(status)], "kills": kills}
-        )
-    )
+    worlds = [World(root / name, b_better=0.004) for name in ("whole", "killed")]
+    for world in worlds:
+        (world.root / "tracking").mkdir(parents=True)
+        shutil.copyfile(root / "template" / "mlflow.db", world.root / "tracking" / "mlflow.db")
+    whole, world = worlds
+    pid, ready = child(whole.install(setattr), port)
+    began_s, _ = time.monotonic(), os.read(ready, 1)
+    ready_s = time.monotonic() - began_s
+    expected = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    boot_s = (time.monotonic() - began_s - ready_s) / (4 * LOOKS[0])
+    world.install(setattr)
+    for kill in range(KILLS):
+        pid, ready = child(world, port)
+        if kill < EARLY:
+            time.sleep(chance.uniform(0, ready_s))
+        else:
+            os.read(ready, 1)
+            time.sleep(chance.uniform(0, 1.6 * boot_s))
+        os.kill(pid, signal.SIGKILL)
+        if os.waitpid(pid, 0)[1] != signal.SIGKILL:
+            raise SystemExit(f"the A/B was done after {kill} kills")
+    pid, _ = child(world, port)
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    said = {"whole": [parent_run(whole).run_id, expected], "killed": [parent_run(world).run_id, code], "kills": KILLS}
+    print(json.dumps(said))
 
 
 main(Path(sys.argv[1]), int(sys.argv[2]))

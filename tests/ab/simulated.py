@@ -6,6 +6,7 @@ that a boot which is done again after a kill measures what it would have measure
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -59,6 +60,7 @@ class World:
     sd: float = 0.002
     fault: Callable[[Slot, int], str] = lambda slot, attempt: ""
     not_ready: int = 0  # how often `make_ready` fails
+    ready_fd: int | None = None  # told when the first boot is about to be made
     made: list[str] = field(default_factory=list)  # the boots of this process, by slot
 
     def test(self, gate: Gate = GATE, kind: str = "ab", **changes) -> ABTest:
@@ -97,6 +99,8 @@ class Simulated:
     tries: dict[Slot, int] = field(default_factory=dict)
 
     def make_ready(self, log) -> None:
+        if self.world.ready_fd is not None:
+            os.write(self.world.ready_fd, b".")
         if self.world.not_ready:
             self.world.not_ready -= 1
             raise BootError("the server of the warm-up did not come up")
