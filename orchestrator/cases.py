@@ -19,6 +19,7 @@ A case becomes boots and a gate, and is judged as an A/B is. Its schema:
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -306,5 +307,4 @@ def _show(found: Sequence[tuple[Case, Verdict]]) -> None:
         style = "" if case.agrees(verdict) else "bold red"
         cells = (case.name, case.expected, verdict.state, "\n".join(verdict.reasons))
         table.add_row(*(Text(cell, style=style) for cell in cells))
-    console = Console()
-    console.print(table, width=None if console.is_terminal else PIPED_WIDTH)
+    Console(width=None if sys.stdout.isatty() else PIPED_WIDTH).print(table)
