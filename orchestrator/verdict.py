@@ -2,39 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
 
-from orchestrator.gate import BootResult, Claim, Gate, Role
+from orchestrator import criteria, validity
+from orchestrator.comparison import CriterionResult, Look, State
+from orchestrator.gate import BootResult, Gate
+from orchestrator.stats import looks
 from orchestrator.stats.floor import Floor
 
-State = Literal["PASS", "FAIL", "INCONCLUSIVE", "INVALID"]
-
-
-@dataclass(frozen=True)
-class CriterionResult:
-    """What the boots say about one metric.
-
-    `effect` and `interval` are of B against A in `unit`: relative (0.01 is B higher by 1%), nats, share or count.
-    """
-
-    metric: str
-    role: Role
-    claim: Claim
-    state: State
-    unit: Literal["relative", "nats", "share", "count"]
-    effect: float | None
-    interval: tuple[float, float] | None  # at `confidence`, two-sided
-    confidence: float | None
-    threshold: float | None
-    boots_a: int
-    boots_b: int
-    floor_used: bool
-    floor_note: str  # which floor, or why none
-    sentence: str
-    more_boots: int | None = None  # of both arms together, that would settle it; None: settled, or not by boots
-    more_hours: float | None = None
+__all__ = ["CriterionResult", "State", "Verdict", "judge"]
 
 
 @dataclass(frozen=True)
@@ -57,5 +35,66 @@ def judge(
     *,
     hours_per_boot: float | None = None,
 ) -> Verdict:
-    """The verdict of `gate` on these boots, whatever their order. `floors` by metric."""
-    raise NotImplementedError
+    """The verdict of `gate` on these boots, whatever their order. `floors` by metric.
+
+    PASS where every criterion passes, FAIL where one fails, INVALID where something may not be judged at all. At a
+    number of complete blocks that is no declared look, nothing passes or fails.
+    """
+    ordered = sorted(results, key=lambda result: (result.block, result.position, result.run_id))
+    invalid = validity.faults(gate, ordered)
+    judged = _complete(gate, ordered)
+    blocks = len({result.block for result in judged})
+    if blocks > gate.max_blocks:
+        invalid.append(f"looks: {blocks} blocks are complete, the last look that was declared is at {gate.max_blocks}")
+    if invalid:
+        return Verdict("INVALID", tuple(invalid), (), gate.name, blocks, None)
+    later = min((look for look in gate.looks if look > blocks), default=None)
+    if not judged:
+        return Verdict("INCONCLUSIVE", ("no block is complete yet",), (), gate.name, 0, None, later)
+    declared = blocks in gate.looks
+    at = blocks if declared else later
+    look = Look(
+        gate=gate,
+        level=looks.level(gate.alpha, gate.looks, at, gate.spending),
+        last_level=looks.level(gate.alpha, gate.looks, gate.max_blocks, gate.spending),
+        floors=floors,
+        hours_per_boot=hours_per_boot,
+    )
+    found, notes = criteria.evaluate(look, judged)
+    state = _together([result.state for result in found])
+    if not declared and state != "INVALID":
+        state = "INCONCLUSIVE"
+        found = [replace(result, state=state) for result in found]
+        notes.insert(0, f"no look is declared at {blocks} blocks; the next is at {later}")
+    reasons = [result.sentence for result in found if result.state == state]
+    if not found:
+        reasons = ["criteria: there is none, so nothing was asked"]
+    return Verdict(
+        state=state,
+        reasons=tuple(reasons + notes),
+        criteria=tuple(found),
+        gate=gate.name,
+        look=blocks,
+        alpha_at_look=look.level if declared else None,
+        next_look=later if state == "INCONCLUSIVE" else None,
+    )
+
+
+def _together(states: Sequence[State]) -> State:
+    """Of all criteria. Nothing is a pass by default: without a criterion there is nothing valid."""
+    if not states or "INVALID" in states:
+        return "INVALID"
+    if "FAIL" in states:
+        return "FAIL"
+    return "PASS" if all(state == "PASS" for state in states) else "INCONCLUSIVE"
+
+
+def _complete(gate: Gate, results: Sequence[BootResult]) -> list[BootResult]:
+    """The boots of blocks that have all their boots, half of them of each arm."""
+    boots = Counter((result.block, result.arm) for result in results)
+
+    def whole(block: int) -> bool:
+        a, b = boots[block, "a"], boots[block, "b"]
+        return a + b > 0 if gate.boots_per_block is None else a == b == gate.boots_per_block // 2
+
+    return [result for result in results if whole(result.block)]

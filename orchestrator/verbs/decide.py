@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from orchestrator.verbs.options import Options
 
 
@@ -11,4 +13,4 @@ def cases(options: Options) -> int:
 
     if len(options.overrides) != 1:
         raise UsageError("cases takes one file, as in `python -m orchestrator cases decisions.yaml`")
-    return recorded.run(options.overrides[0])
+    return recorded.run(Path(options.overrides[0]))
