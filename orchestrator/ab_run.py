@@ -80,7 +80,7 @@ def checked(test: ABTest) -> dict[Arm, Inputs]:
         raise UsageError(f"gate={test.gate.name} does not judge kind={test.kind}; choose another gate, or another kind")
     require_benches(test.gate, test.suite)
     inputs = {arm: measured_boot.checked(test.arm(arm)) for arm in ARMS}
-    if found := _plan_faults(test.gate, inputs):
+    if found := plan_faults(test.gate, inputs):
         hint = "; to measure the box's noise say kind=floor" if test.kind == "ab" else ""
         raise InvalidMeasurement(
             f"{test.a.name} and {test.b.name} cannot be compared: {found[0]}{hint}", "\n".join(found[1:])
@@ -93,7 +93,7 @@ def gathered(test: ABTest) -> dict[Arm, Inputs]:
     return {arm: gather(test.arm(arm)) for arm in ARMS}
 
 
-def _plan_faults(gate: Gate, inputs: Mapping[Arm, Inputs]) -> list[str]:
+def plan_faults(gate: Gate, inputs: Mapping[Arm, Inputs]) -> list[str]:
     """Why the plans may not be compared; what the plugin attests comes with the boots."""
     never_booted = Boot("", "measured", "", "warm", "")
     results = [

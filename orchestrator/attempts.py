@@ -34,6 +34,7 @@ def settled(design: Design, attempts: Sequence[Attempt], not_ready: str = "") ->
     """The verdict, where no further boot is to be made; None where one is.
 
     The gate is asked after every whole block; PASS and FAIL end the A/B at its declared looks only, INVALID anywhere.
+    A floor has all its blocks: what it measures is worth more with every boot.
     """
     gate = design.test.gate
     if not_ready:
@@ -51,8 +52,8 @@ def settled(design: Design, attempts: Sequence[Attempt], not_ready: str = "") ->
         return None
     verdict = judge(gate, finished, design.floors, hours_per_boot=design.hours.mean)
     blocks = len(finished) // BOOTS_PER_BLOCK
-    decided = verdict.state == "INVALID" or (verdict.state in ("PASS", "FAIL") and blocks in gate.looks)
-    return verdict if decided or pending is None else None
+    decided = verdict.state in ("PASS", "FAIL") and blocks in gate.looks and design.test.kind == "ab"
+    return verdict if decided or verdict.state == "INVALID" or pending is None else None
 
 
 def recomputed(directory: Path, entry: Entry) -> Verdict:

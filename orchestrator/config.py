@@ -19,6 +19,7 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from orchestrator import gate as gate_of
 from orchestrator.errors import UsageError
 from orchestrator.records import from_jsonable
 from orchestrator.schema import ABTest, Detect, Experiment, Machine, Paths, Variant
@@ -126,7 +127,9 @@ def load_ab(overrides: Sequence[str]) -> ABTest:
     if not named and not any(o.startswith("gate=") for o in chosen):
         raise UsageError(f"no gate given; add gate=NAME, one of: {', '.join(_names('gate'))}")
     root = str(experiments_dir().parent).replace("\\", "\\\\").replace("'", "\\'")
-    declared = _in_range(_checked(ABTest, _compose([f"hydra.searchpath=['file://{root}']", *chosen], "ab")))
+    composed = _compose([f"hydra.searchpath=['file://{root}']", *chosen], "ab")
+    gate_of.parse(composed["gate"])  # its own rules, in its own words
+    declared = _in_range(_checked(ABTest, composed))
     for arm in ARMS:
         _check_bits(getattr(declared, arm), arm)
     return declared

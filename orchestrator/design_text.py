@@ -12,7 +12,8 @@ def as_text(design: Design, now: datetime) -> str:
     """Lines for the terminal; hours that are no measurement are called estimated."""
     test, gate = design.test, design.test.gate
     heading = f"A/A of {test.a.name}" if test.kind == "floor" else f"A/B of {test.a.name} (a) and {test.b.name} (b)"
-    lines = [f"{heading} on box {test.box.name}, gate {gate.name}, suite {test.suite.name}, seed {design.seed}"]
+    seed = f"seed {design.seed}" + (" (drawn)" if test.seed is None else "")
+    lines = [f"{heading} on box {test.box.name}, gate {gate.name}, suite {test.suite.name}, {seed}"]
     if test.about:
         lines.append(f"  {test.about}")
     for block in range(gate.max_blocks):
@@ -33,7 +34,7 @@ def as_text(design: Design, now: datetime) -> str:
 def floor_lines(design: Design, now: datetime) -> list[str]:
     """Which floors the gate has, and what of them is missing or old."""
     box, gate = design.test.box.name, design.test.gate
-    remeasure = f"ab +variant@a={design.test.a.name} +variant@b={design.test.a.name} kind=floor box={box}"
+    remeasure = f"ab +variant@a=NAME +variant@b=NAME kind=floor box={box}"
     if not design.floors:
         return [
             f"floors: none of box {box} on this stack, so that only the boots of this A/B tell its noise, "

@@ -40,7 +40,9 @@ def expected(tracking: Path, plans: Mapping[Arm, ServePlan], suite: Suite) -> Ho
                 break
         else:
             per_boot[arm] = estimated_s(suite) / 3600
-            bases.append(f"estimated for {plan.variant}, of which no boot is recorded")
+            bases.append(
+                f"estimated, at the pace of a small CPU box: no boot with this suite is recorded on {plan.box}"
+            )
     return Hours(per_boot, "; ".join(dict.fromkeys(bases)))
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from orchestrator import ab_run, config, measured_boot
+from orchestrator import ab_run, config, identity, measured_boot
 from orchestrator.design import Arm, Slot
 from orchestrator.errors import BootError, InvalidMeasurement
 from orchestrator.gate import Criterion, Gate
@@ -111,7 +111,7 @@ class Simulated:
     def tags(self, arm: Arm) -> dict[str, str]:
         plan = self.plans[arm]
         shared = {"box": plan.box, "stack": plan.stack.fingerprint, "plan": plan.fingerprint}
-        return {**shared, "source": "simulated", "suite": SUITE.name}
+        return {**shared, "source": "simulated", "suite": SUITE.name, "suite_digest": identity.suite_digest(SUITE)}
 
     def boot(self, slot: Slot, log) -> None:
         self.world.made.append(str(slot))

@@ -38,9 +38,21 @@ def test_the_plan_shows_order_hours_and_that_they_are_estimated(new_world):
     test = world.test()
     made = ab_run.plan(test, ab_run.gathered(test))
     text = design_text.as_text(made, datetime.now(UTC))
-    assert "at most 12 boots" in text and "estimated for int4, of which no boot is recorded" in text
+    assert (
+        "at most 12 boots" in text
+        and "estimated, at the pace of a small CPU box: no boot with this suite is recorded on cpu" in text
+    )
     assert text.count("look ") == 3 and "floors: none of box cpu on this stack" in text
     assert "kind=floor box=cpu" in text
+
+
+def test_recorded_boots_say_how_long_the_next_ones_take(new_world):
+    world = new_world(b_better=0.05)
+    ab_run.start(world.test(port=world.port), [], quiet=True)
+    test = world.test(port=world.port)
+    made = ab_run.plan(test, ab_run.gathered(test))
+    assert "recorded boots of int4" in made.hours.basis and "estimated" not in made.hours.basis
+    assert 0 < 3600 * made.hours.mean < 60
 
 
 def test_an_old_floor_is_said(new_world):
