@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from orchestrator import attempts, catalog, floors, interrupts
+from orchestrator import attempts, catalog, floors, interrupts, measured_boot
 from orchestrator.attempts import NOT_READY, TRIES, Attempt
 from orchestrator.design import Design, Slot
 from orchestrator.errors import BootError, InvalidMeasurement
@@ -81,6 +81,7 @@ class AB:
                 self.executor.make_ready(self.log)
                 return True
             except (BootError, InvalidMeasurement) as error:
+                measured_boot.keep_log(self.log, error)
                 self._note_fault("a boot before the first block", error, again=bool(left))
                 fault = str(error)
         self.log.set_tag(NOT_READY, fault)

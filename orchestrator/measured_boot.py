@@ -114,11 +114,16 @@ def recorded(session: Session) -> Iterator[None]:
             session.log.finish("KILLED", "interrupted")
         raise
     except BaseException as error:
-        if isinstance(error, BootError) and error.log_path:
-            session.log.log_file(error.log_path, f"boots/{error.log_path.parent.name}-failed/server.log")
+        keep_log(session.log, error)
         session.log.set_tag("verdict", "INVALID" if isinstance(error, InvalidMeasurement) else "FAILED")
         session.log.finish("FAILED", str(error))
         raise
+
+
+def keep_log(log: Any, error: BaseException) -> None:
+    """The log of a server that did not come up, in the run `log`."""
+    if isinstance(error, BootError) and error.log_path:
+        log.log_file(error.log_path, f"boots/{error.log_path.parent.name}-failed/server.log")
 
 
 def make_checkpoints(inputs: Inputs, progress: Progress) -> list[str]:

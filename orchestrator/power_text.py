@@ -63,7 +63,8 @@ def claimed(criterion: Criterion) -> float | None:
     return criterion.min_effect if criterion.claim == "superior" else None
 
 
-def table(design: Design) -> Table:
+def table(design: Design) -> Table | None:
+    """A row for each of the needs; None where there is no floor to tell them from."""
     from rich.table import Table
     from rich.text import Text
 
@@ -88,7 +89,7 @@ def table(design: Design) -> Table:
                 ),
             )
         )
-    return made
+    return made if made.row_count else None
 
 
 def notes(design: Design) -> list[str]:

@@ -57,7 +57,8 @@ def _power(options: Options) -> int:
 
     test = config.load_ab(options.overrides)
     design = ab_run.plan(test, ab_run.gathered(test))
-    console.stdout().print(power_text.table(design))
+    if table := power_text.table(design):
+        console.stdout().print(table)
     for line in power_text.notes(design):
         print(line)
     return 0

@@ -61,6 +61,8 @@ def test_a_server_that_never_comes_up_makes_the_ab_invalid_before_its_first_bloc
     (whole,) = [entry for entry in catalog.entries(site.root / "tracking") if entry.is_ab]
     assert whole.tags["verdict"] == "INVALID" and "no boot could be made" in whole.tags["end_reason"]
     assert catalog.entries(site.root / "tracking", parent=whole.run_id) == [] and site.nothing_runs()
+    logs = [path.read_text() for path in whole.artifacts.glob("boots/*-failed/server.log")]
+    assert len(logs) == 2 and all("nothing works" in text for text in logs)
 
 
 def test_a_bench_whose_requests_all_fail_makes_the_ab_invalid_after_a_second_try(site):
