@@ -33,7 +33,8 @@ def site(tmp_path, monkeypatch) -> Site:
 def declared(site: Site, fault: str = "", suite=SUITE) -> ABTest:
     one = site.experiment(fault, suite)
     other = config.load(["+variant=int5_i8_pg", "box=cpu"]).variant
-    shared = {"box": one.box, "engine": one.engine, "suite": one.suite, "paths": one.paths}
+    engine = replace(one.engine, ready_timeout_s=20 if fault == "dies" else 120)  # this machine may be busy
+    shared = {"box": one.box, "engine": engine, "suite": one.suite, "paths": one.paths}
     return ABTest("ab", "", other, one.variant, GATE, 3, None, **shared)
 
 
