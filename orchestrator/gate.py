@@ -27,6 +27,9 @@ THRESHOLDS: Mapping[Claim, str] = {
 }
 
 
+FIRST_LOOK = 2  # blocks; docs/methodology.md has the error rates that looks after one block would have
+
+
 @dataclass(frozen=True)
 class BootResult:
     """What one measured boot of an A/B brought.
@@ -123,6 +126,11 @@ def _check(gate: Gate, where: str) -> None:
     if not gate.looks or gate.looks[0] < 1 or list(gate.looks) != sorted(set(gate.looks)):
         raise UsageError(
             f"{where}: looks: {list(gate.looks)} are not numbers of blocks, each larger than the one before"
+        )
+    if gate.looks[0] < FIRST_LOOK:
+        raise UsageError(
+            f"{where}: looks: the first is at {gate.looks[0]} block; two boots an arm cannot show two modes of boots, "
+            f"begin at {FIRST_LOOK}"
         )
     if gate.boots_per_block is not None and (gate.boots_per_block < 2 or gate.boots_per_block % 2):
         raise UsageError(f"{where}: boots_per_block: {gate.boots_per_block} is no even number of at least 2")

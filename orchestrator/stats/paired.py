@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-SPREAD_LEVEL = 0.20  # pooling despite a spread that differs costs more than the power lost by pooling less often
+SPREAD_LEVEL = 0.10  # below it optimistic floors do harm; above it the intervals grow wider than they say
 SLOPE_FROM_BOOTS = 4  # a block of fewer cannot tell a slope from its arms
 
 Outcome = Literal["PASS", "FAIL", "INCONCLUSIVE"]
