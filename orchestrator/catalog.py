@@ -62,8 +62,9 @@ def entries(directory: Path, parent: str | None = None) -> list[Entry]:
     given = (parent,) if parent else ()
     with (
         mlflow_store.explained(path),
-        closing(sqlite3.connect(path, timeout=mlflow_store.LOCK_WAIT_S)) as database,
+        closing(sqlite3.connect(path, timeout=mlflow_store.LOCK_WAIT_S, isolation_level=None)) as database,
     ):
+        database.execute("BEGIN")  # one state of the store for all three queries
         tags = _grouped(database.execute(f"SELECT run_uuid, key, value FROM tags WHERE run_uuid IN {ids}", given))
         metrics = _grouped(
             database.execute(

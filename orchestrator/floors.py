@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from orchestrator import catalog, labels
+from orchestrator.comparison import metrics_of
 from orchestrator.errors import UsageError
 from orchestrator.gate import BootResult
 from orchestrator.records import from_jsonable, to_jsonable, write_json
 from orchestrator.stats.floor import Floor, estimate
+
+ROUNDING = 1e-12  # a spread below it is of floating point, not of boots
 
 
 def load(state: Path, box: str, stack: str) -> dict[str, Floor]:
@@ -54,12 +58,12 @@ def measured(results: Sequence[BootResult]) -> dict[str, Floor]:
 
     Counts of errors and the like have no floor.
     """
-    boots = [_metrics(result) for result in results]
+    boots = [metrics_of(result) for result in results]
     plan = results[0].plan
     last = max(result.boot.started_at_utc for result in results)
     found = {}
     for name in boots[0]:
-        if labels.is_count(name) or not all(name in metrics for metrics in boots):
+        if "." not in name or labels.is_count(name) or not all(name in metrics for metrics in boots):
             continue
         floor = estimate(
             metric=name,
@@ -72,7 +76,8 @@ def measured(results: Sequence[BootResult]) -> dict[str, Floor]:
             measured_at_utc=last,
         )
         if floor is not None:
-            found[name] = floor
+            exact = floor.sd_between_log < ROUNDING
+            found[name] = replace(floor, sd_between_log=0.0) if exact else floor
     return found
 
 
@@ -94,11 +99,3 @@ def _repeats(name: str, result: BootResult) -> list[float]:
         and not sample.get("warmup")
     ]
     return [ms[0] if "ttft" in name or bench == "prefill" else ms[-1] - ms[0] for ms in taken]
-
-
-def _metrics(result: BootResult) -> dict[str, float]:
-    of_boot = {"boot.kv_tokens": result.boot.kv_tokens, "boot.ready_s": result.boot.boot_s}
-    found = {name: float(value) for name, value in of_boot.items() if value is not None}
-    for measurement in result.measurements.values():
-        found |= measurement.metrics
-    return found

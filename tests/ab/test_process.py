@@ -224,6 +224,7 @@ def test_an_aa_stores_the_floors_of_box_and_stack_and_the_next_ab_has_them(new_w
     assert start(world, kind="floor", gate=replace(FLOOR_GATE, looks=(4,))) == 0
     found = floors.load(world.root / "state", "cpu", "stack0000")
     assert METRIC in found and GUARD in found
+    assert found["boot.kv_tokens"].sd_between_log == 0.0, "it is the same at every boot"
     floor = found[METRIC]
     assert (floor.box, floor.stack, floor.boots) == ("cpu", "stack0000", 16)
     assert 0.004 < floor.sd_between_log < 0.02, "it was simulated with 1%"

@@ -41,6 +41,12 @@ def only(machine: Machine, kind: str) -> catalog.Entry:
 
 
 @pytest.fixture(scope="module")
+def machine(tmp_path_factory) -> Machine:
+    """One of its own: the tests of single runs look at what is there when they begin."""
+    return Machine(tmp_path_factory.mktemp("ab"))
+
+
+@pytest.fixture(scope="module")
 def int4_against_int5(machine: Machine) -> subprocess.CompletedProcess[str]:
     documents = "suite.benches.kld.documents=8"
     arms = ("+variant@a=int4", "+variant@b=int5", "gate=format")
