@@ -93,7 +93,7 @@ def read(directory: Path, run_id: str, design: Design, known: Mapping[str, Attem
     for entry in reversed(catalog.entries(directory, parent=run_id)):
         if entry.tags.get("kind") == "boot":
             earlier = (known or {}).get(entry.run_id)
-            found.append(earlier if earlier and earlier.state == _state(entry) else _attempt(entry, design))
+            found.append(earlier if earlier and earlier.state == _state(entry) else of_entry(entry, design))
     return found
 
 
@@ -116,7 +116,8 @@ def _state(entry: Entry) -> Literal["finished", "faulty", "cut off"]:
     return "faulty" if entry.tags.get("ab.attempt") == "faulty" else "cut off"
 
 
-def _attempt(entry: Entry, design: Design) -> Attempt:
+def of_entry(entry: Entry, design: Design) -> Attempt:
+    """The boot in a nested run. Raises UsageError, naming the file, where its record is damaged."""
     tags, state = entry.tags, _state(entry)
     slot = Slot(int(tags["ab.block"]), int(tags["ab.position"]), tags["ab.arm"])
     if state == "cut off":

@@ -136,10 +136,14 @@ class Simulated:
         log.set_tag("verdict", "INVALID" if fault else "OK")
         log.finish("FINISHED", fault)
 
+    def bits(self, slot: Slot) -> int:
+        return self.plans[slot.arm].checkpoint.recipe["bits"]
+
     def _boot(self, slot: Slot, nonce: str) -> Boot:
         plan = self.plans[slot.arm]
-        bits = 5 if slot.arm == "b" and plan.variant == "int5" else 4
-        attestation = {"nonce": nonce, "plugin_sha256": plan.plugin.sha256, "layers": [{"name": "q", "bits": bits}]}
+        layers = [{"name": "q", "bits": self.bits(slot)}]
+        knobs = {"RADIANCE_PQ_PTOK": plan.env["RADIANCE_PQ_PTOK"]}
+        attestation = {"nonce": nonce, "plugin_sha256": plan.plugin.sha256, "layers": layers, "knobs": knobs}
         return Boot(
             nonce=nonce,
             purpose="measured",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +14,8 @@ from orchestrator.attempts import VERDICT
 from orchestrator.errors import InvalidMeasurement, UsageError
 from orchestrator.records import from_jsonable
 from orchestrator.verdict import Verdict
-from tests.ab.simulated import FLOOR_GATE, GATE, GUARD, METRIC, World
+from tests.ab.simulated import FLOOR_GATE, GATE, GUARD, METRIC, Simulated, World
+from tests.boot.test_boot import free_port
 
 
 def start(world: World, **changes) -> int:
@@ -233,3 +235,87 @@ def test_an_aa_stores_the_floors_of_box_and_stack_and_the_next_ab_has_them(new_w
     capsys.readouterr()
     test = other.test()
     assert ab_run.plan(test, ab_run.gathered(test)).floors == found
+
+
+def cold(artifacts: Path) -> None:
+    edit(next(artifacts.glob("boots/*/boot.json")), cache_state="cold")
+
+
+def other_stack(artifacts: Path) -> None:
+    path = artifacts / "plan.json"
+    edit(path, stack={**json.loads(path.read_text())["stack"], "fingerprint": "another"})
+
+
+def other_prompts(artifacts: Path) -> None:
+    edit(artifacts / "measurements" / "decode_ctx.json", corpora={"prose": "11ff"})
+
+
+def no_number(artifacts: Path) -> None:
+    edit(artifacts / "measurements" / "decode_ctx.json", metrics={})
+
+
+def no_requests_succeeded(artifacts: Path) -> None:
+    edit(artifacts / "measurements" / "decode_ctx.json", metrics={}, status="invalid", reason="all 9 requests failed")
+
+
+def compiled(artifacts: Path) -> None:
+    edit(next(artifacts.glob("boots/*/boot.json")), compiled_files=3)
+
+
+def another_server(artifacts: Path) -> None:
+    path = artifacts / "plan.json"
+    edit(path, env={**json.loads(path.read_text())["env"], "RADIANCE_PQ_ROT_V2": "0"})
+
+
+def edit(path: Path, **changes) -> None:
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+@pytest.mark.parametrize(
+    ("meddle", "field"),
+    [
+        (cold, "boot.cache_state: cold"),
+        (compiled, "boot.compiled_files: 3"),
+        (other_stack, "stack.fingerprint"),
+        (other_prompts, "decode_ctx.corpora.prose"),
+        (no_number, METRIC),
+        (no_requests_succeeded, "all 9 requests failed"),
+        (another_server, "env RADIANCE_PQ_ROT_V2"),
+    ],
+)
+def test_a_record_that_may_not_be_judged_makes_the_recomputed_verdict_invalid_and_names_the_field(
+    judged_once, tmp_path, meddle, field
+):
+    directory, whole = judged_once
+    copied = tmp_path / "tracking"
+    shutil.copytree(directory, copied)
+    boot = catalog.entries(copied, parent=whole.run_id)[0]
+    moved = copied / boot.artifacts.relative_to(directory)
+    meddle(moved)
+    made = attempts.read_design(whole)
+    found = [
+        attempts.of_entry(replace(e, artifacts=copied / e.artifacts.relative_to(directory)), made)
+        for e in catalog.entries(copied, parent=whole.run_id)
+    ]
+    verdict = attempts.settled(made, found)
+    assert verdict.state == "INVALID" and any(field in reason for reason in verdict.reasons), verdict.reasons
+
+
+def test_servers_that_attest_the_same_are_no_ab(new_world, monkeypatch):
+    world = new_world(b_better=0.05)
+    monkeypatch.setattr(Simulated, "bits", lambda self, slot: 4)
+    assert start(world) == 3
+    assert "attestation" in recorded(world).reasons[0] and len(world.made) == 4, "found after the first block"
+
+
+@pytest.fixture(scope="module")
+def judged_once(tmp_path_factory, empty_store):
+    """One A/B that passed; returns its store and its run."""
+    root = tmp_path_factory.mktemp("judged")
+    (root / "tracking").mkdir()
+    shutil.copyfile(empty_store, root / "tracking" / "mlflow.db")
+    with pytest.MonkeyPatch.context() as patch:
+        world = World(root, b_better=0.05).install(patch.setattr)
+        world.port = free_port()
+        assert start(world) == 0
+    return root / "tracking", parent(world)
