@@ -28,7 +28,7 @@ from orchestrator.ab import AB, EXIT
 from orchestrator.catalog import Entry
 from orchestrator.design import ARMS, Arm, Design
 from orchestrator.errors import InvalidMeasurement, UsageError
-from orchestrator.executor import OnTheBox
+from orchestrator.executor import Executor, OnTheBox
 from orchestrator.gate import BootResult, Gate
 from orchestrator.inputs import Inputs, gather
 from orchestrator.plan import ServePlan
@@ -132,9 +132,11 @@ def one(test: ABTest, inputs: Mapping[Arm, Inputs], place: Site, parent: str | N
     """A new A/B, from its design to its verdict; `parent` is the run of the sweep that it belongs to."""
     made = plan(test, inputs)
     print(design_text.as_text(made, datetime.now(UTC)), flush=True)
-    log = place.tracker.start(f"{test.a.name} | {test.b.name}", _params(made), _tags(made, inputs, place), parent)
+    executor = _executor(made, inputs, place)
+    tags = _tags(made, executor.tags("a"), place.overrides)
+    log = place.tracker.start(f"{test.a.name} | {test.b.name}", _params(made), tags, parent)
     log.log_json(attempts.DESIGN, to_jsonable(made))
-    return _conduct(made, inputs, place, log)
+    return _conduct(made, executor, place, log, inputs["a"].state)
 
 
 def plan(test: ABTest, inputs: Mapping[Arm, Inputs]) -> Design:
@@ -182,7 +184,7 @@ def go_on(entry: Entry, made: Design, inputs: Mapping[Arm, Inputs], place: Site)
                 cut.finish("KILLED")
     finished = sum(attempt.state == "finished" for attempt in found)
     place.progress.note(f"A/B {entry.run_id} goes on: {finished} of at most {len(made.order)} boots are there")
-    return _conduct(made, inputs, place, log)
+    return _conduct(made, _executor(made, inputs, place), place, log, inputs["a"].state)
 
 
 def require_ended(entry: Entry) -> None:
@@ -194,9 +196,13 @@ def require_ended(entry: Entry) -> None:
         raise UsageError(f"run {entry.run_id} is still at work in process {holder.pid} on {holder.host}; wait for it")
 
 
-def _conduct(made: Design, inputs: Mapping[Arm, Inputs], place: Site, log: RunLog) -> Verdict:
-    executor = OnTheBox(inputs, made.plans, place.progress, config.box_was_detected(place.overrides), place.prod_down)
-    verdict = AB(made, place.tracker, log, executor, place.progress, inputs["a"].state).conduct()
+def _executor(made: Design, inputs: Mapping[Arm, Inputs], place: Site) -> Executor:
+    detected = config.box_was_detected(place.overrides)
+    return OnTheBox(inputs, made.plans, place.progress, detected, place.prod_down)
+
+
+def _conduct(made: Design, executor: Executor, place: Site, log: RunLog, state: Path) -> Verdict:
+    verdict = AB(made, place.tracker, log, executor, place.progress, state).conduct()
     verdict_text.show(verdict, made, log.run_id)
     return verdict
 
@@ -218,12 +224,12 @@ def _params(made: Design) -> dict[str, str]:
     return identity.flat({name: to_jsonable(part) for name, part in parts.items()})
 
 
-def _tags(made: Design, inputs: Mapping[Arm, Inputs], place: Site) -> dict[str, str]:
+def _tags(made: Design, of_boots: Mapping[str, str], overrides: Sequence[str]) -> dict[str, str]:
+    """What A/Bs are searched by; `of_boots` are the tags of a boot, of which it has those that both arms share."""
     test = made.test
-    shared = identity.tags(inputs["a"], made.plans["a"], config.box_was_detected(place.overrides))
-    kept = ("box", "box_chosen_by", "engine", "suite", "suite_digest", "stack", "plugin", "source", "git")
+    shared = ("box", "box_chosen_by", "engine", "suite", "suite_digest", "stack", "plugin", "source", "git")
     return {
-        **{name: shared[name] for name in kept},
+        **{name: of_boots[name] for name in shared if name in of_boots},
         "kind": test.kind,
         "gate": test.gate.name,
         "about": test.about,
@@ -231,5 +237,5 @@ def _tags(made: Design, inputs: Mapping[Arm, Inputs], place: Site) -> dict[str, 
         "order": "".join(slot.arm for slot in made.order),
         "variant_a": test.a.name,
         "variant_b": test.b.name,
-        "overrides": " ".join(place.overrides),
+        "overrides": " ".join(overrides),
     }

@@ -62,7 +62,7 @@ options
                      --diff int5 'int5 +variant.knobs.RADIANCE_PQ_I8=1'
   --resume RUN_ID    ab: go on with an A/B that was interrupted or killed
   --power            ab: how many boots and hours the gate's effects need on this box; start nothing
-  --all              list: the boots of A/Bs too
+  --all              list: the boots of A/Bs and published results too
   -m, --multirun     run: one run for each value of a list, as in +variant=int4,int5
   -q, --quiet        no progress
   --now              prod stop: without waiting for its requests to end

@@ -16,19 +16,19 @@ if TYPE_CHECKING:
 
 
 def runs(entries: Sequence[Entry], every: bool) -> Table:
-    """Newest first. Boots of an A/B are counted with it, and shown only with `every`."""
+    """Newest first. Boots of an A/B are counted with it; they and published results are shown only with `every`."""
     boots: dict[str, int] = {}
     for entry in entries:
         if entry.parent and entry.tags.get("kind") == "boot" and entry.status == "FINISHED":
             boots[entry.parent] = boots.get(entry.parent, 0) + 1
     rows = []
     for entry in entries:
-        if entry.tags.get("kind") == "boot" and not every:
+        if (entry.tags.get("kind") == "boot" or entry.is_published) and not every:
             continue
         kind = "published" if entry.is_published else entry.tags.get("kind", "run")
         count = f", {boots[entry.run_id]} boots" if entry.run_id in boots else ""
         took = "" if entry.ended_s is None or entry.is_published else span(entry.ended_s - entry.started_s)
-        state = entry.tags.get("verdict") or entry.status
+        state = "" if entry.is_published else entry.tags.get("verdict") or entry.status
         what = [entry.tags.get("gate", ""), entry.tags.get("suite", "")]
         rows.append(
             (

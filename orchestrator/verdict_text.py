@@ -39,7 +39,8 @@ def table(verdict: Verdict) -> Table:
 
     found = Table(box=None, pad_edge=False, header_style="bold")
     for head in ("criterion", "claim", "state", "effect", "interval", "threshold", "boots", "to settle"):
-        found.add_column(head, no_wrap=head == "state", justify="right" if head in ("effect", "boots") else "left")
+        right = head in ("effect", "boots")
+        found.add_column(head, no_wrap=head == "state", overflow="fold", justify="right" if right else "left")
     for criterion in verdict.criteria:
         cells = (
             f"{criterion.metric}{' *' if criterion.role == 'primary' else ''}",

@@ -104,13 +104,15 @@ def compare(options: Options) -> int:
 def list_runs(options: Options) -> int:
     from orchestrator import catalog, console, listing
 
-    _, paths = _ids(options, "list takes no run; `list --all` shows the boots of A/Bs too", 0, 0)
+    _, paths = _ids(options, "list takes no run; `list --all` shows the boots of A/Bs and published results too", 0, 0)
     entries = catalog.entries(Path(paths.tracking))
     if options.json:
         keys = ("run_id", "name", "experiment", "status", "started_s", "ended_s", "tags", "metrics")
         print(json.dumps([{key: getattr(entry, key) for key in keys} for entry in entries], indent=2))
     elif entries:
         console.stdout().print(listing.runs(entries, options.all))
+        if (published := sum(entry.is_published for entry in entries)) and not options.all:
+            print(f"and {published} published results: `list --all` shows them, and the boots of A/Bs")
     else:
         print(f"nothing is recorded in {Path(paths.tracking).resolve()}")
     return 0

@@ -60,8 +60,11 @@ def test_every_boot_is_a_nested_run_with_its_whole_record_in_the_order_of_the_de
     slots = [(int(e.tags["ab.block"]), int(e.tags["ab.position"]), e.tags["ab.arm"]) for e in made]
     assert slots == [(s.block, s.position, s.arm) for s in design.order[: len(made)]]
     assert parent(world).tags["order"].startswith("".join(arm for _, _, arm in slots))
+    assert parent(world).tags["source"] == "simulated"
     for entry in made:
-        assert entry.status == "FINISHED" and entry.parent == parent(world).run_id
+        assert (
+            entry.status == "FINISHED" and entry.tags["source"] == "simulated" and entry.parent == parent(world).run_id
+        )
         assert json.loads((entry.artifacts / "plan.json").read_text())["fingerprint"] == entry.tags["plan"]
         assert catalog.measured_boot(entry.artifacts).status == "ok"
         assert catalog.measurements(entry.artifacts)["decode_ctx"].samples[0]["simulated"]

@@ -90,6 +90,14 @@ def test_list_shows_runs_and_abs_with_their_verdicts_and_boots_on_demand(new_wor
     assert {entry["run_id"] for entry in json.loads(capsys.readouterr().out)} >= {parent(world).run_id}
 
 
+def test_list_leaves_published_results_to_all_and_says_how_many_there_are(store, capsys):
+    measured, published = store(), store(source="published")
+    assert run(store, "list") == 0
+    out = capsys.readouterr().out
+    assert measured in out and published not in out and "1 published results" in out
+    assert run(store, "list", "--all") == 0 and published in capsys.readouterr().out
+
+
 def test_list_starts_fast_and_without_mlflow(store):
     store()
     command = [sys.executable, "-X", "importtime", "-m", "orchestrator", "list", f"paths.tracking={store.directory}"]
