@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import cli, mlflow_store
+from orchestrator import cli, hours, mlflow_store
 from orchestrator.records import Measurement
 from orchestrator.tracking import Tracker
 from tests.ab.test_process import catalog, parent, recorded, start
@@ -74,6 +74,13 @@ def test_a_run_is_found_by_the_beginning_of_its_id(store):
     assert catalog.find(store.directory, run_id[:10]).run_id == run_id
     with pytest.raises(Exception, match="has no such run"):
         catalog.find(store.directory, "ffffffffffff")
+
+
+def test_a_run_of_its_own_says_how_long_a_boot_takes_by_its_parts(store):
+    run_id = store()
+    Tracker(store.directory, "cpu").log(run_id).log_metrics({"boot.ready_s": 30.0})
+    assert hours.boot_s(catalog.find(store.directory, run_id)) == 31.0
+    assert hours.boot_s(catalog.find(store.directory, store())) is None, "its boot is not recorded"
 
 
 def test_list_shows_runs_and_abs_with_their_verdicts_and_boots_on_demand(new_world, capsys):
