@@ -157,7 +157,7 @@ def cut_at(number: int):
     return fault
 
 
-@pytest.mark.parametrize("number", [1, 3, 4, 5, 8])
+@pytest.mark.parametrize("number", [1, 4, 8])
 def test_an_interrupted_ab_goes_on_without_losing_or_repeating_a_boot(new_world, number):
     world = new_world(b_better=0.004, sd=0.004, fault=cut_at(number))
     with pytest.raises(KeyboardInterrupt):

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator import cli, hours, mlflow_store
+from orchestrator.errors import UsageError
 from orchestrator.records import Measurement
 from orchestrator.tracking import Tracker
 from tests.ab.test_process import catalog, parent, recorded, start
@@ -72,7 +73,7 @@ def test_entries_are_what_mlflow_reads(store):
 def test_a_run_is_found_by_the_beginning_of_its_id(store):
     run_id = store()
     assert catalog.find(store.directory, run_id[:10]).run_id == run_id
-    with pytest.raises(Exception, match="has no such run"):
+    with pytest.raises(UsageError, match="has no such run"):
         catalog.find(store.directory, "ffffffffffff")
 
 

@@ -45,19 +45,11 @@ def test_a_value_that_loses_leaves_the_best_where_it_was(new_world):
     assert [entry.tags["about"] for entry in contests(world)][1] == "speculation.tokens: is 7 better than 5?"
 
 
-def test_the_alpha_of_the_gate_is_shared_by_the_pairs():
-    pair = sweep.pair
-    world = World.__new__(World)
-    world.root = __import__("pathlib").Path("/nowhere")
-    test = swept_without_port(world)
-    assert pair(test, 5, 7).gate.alpha == pytest.approx(GATE.alpha / 2)
-    assert (pair(test, 5, 7).a.speculation.tokens, pair(test, 5, 7).b.speculation.tokens) == (5, 7)
-    assert pair(test, 5, 7).b.name.endswith("_tokens7")
-
-
-def swept_without_port(world: World):
-    world.port = None
-    return swept(world)
+def test_the_alpha_of_the_gate_is_shared_by_the_pairs(new_world):
+    pair = sweep.pair(swept(new_world()), 5, 7)
+    assert pair.gate.alpha == pytest.approx(GATE.alpha / 2)
+    assert (pair.a.speculation.tokens, pair.b.speculation.tokens) == (5, 7)
+    assert pair.b.name.endswith("_tokens7")
 
 
 def test_an_interrupted_sweep_goes_on_within_the_ab_that_was_cut_off(new_world):

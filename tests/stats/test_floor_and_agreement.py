@@ -30,7 +30,9 @@ def test_a_floor_is_the_scatter_about_each_blocks_level_and_slope(seed, drift, s
     left = y - design @ numpy.linalg.lstsq(design, y, rcond=None)[0]
     assert found.dof == 4 and found.boots == 8
     assert found.sd_between_log == pytest.approx((left @ left / 4) ** 0.5)
-    drifted = values * numpy.exp(drift * numpy.array(POSITIONS)) * numpy.where(numpy.array(BLOCKS) == 1, second_level, 1)
+    drifted = (
+        values * numpy.exp(drift * numpy.array(POSITIONS)) * numpy.where(numpy.array(BLOCKS) == 1, second_level, 1)
+    )
     assert floor_of(drifted).sd_between_log == pytest.approx(found.sd_between_log, rel=1e-6)
 
 

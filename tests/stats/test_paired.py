@@ -17,7 +17,11 @@ noise = st.floats(-1, 1, allow_nan=False)
 
 def blocks_of(*orders: list[str]) -> tuple[list[str], list[int], list[int]]:
     arms = [arm for order in orders for arm in order]
-    return arms, [n for n, order in enumerate(orders) for _ in order], [p for order in orders for p in range(len(order))]
+    return (
+        arms,
+        [n for n, order in enumerate(orders) for _ in order],
+        [p for order in orders for p in range(len(order))],
+    )
 
 
 @given(st.lists(st.tuples(noise, noise), min_size=2, max_size=8))
