@@ -63,7 +63,7 @@ class Site:
 def start(test: ABTest, overrides: Sequence[str], quiet: bool = False) -> int:
     """Conduct the A/B; returns the exit status of its verdict.
 
-    Raises UsageError before anything starts for what cannot be, InvalidMeasurement for arms that are the same server.
+    Raises UsageError before anything starts for what cannot be, and what `checked` raises.
     """
     inputs = checked(test)
     with site(test, inputs["a"], overrides, quiet) as place:
@@ -78,10 +78,14 @@ def checked(test: ABTest) -> dict[Arm, Inputs]:
     """
     if (test.gate.kind == "aa") != (test.kind == "floor"):
         raise UsageError(f"gate={test.gate.name} does not judge kind={test.kind}; choose another gate, or another kind")
+    if test.gate.boots_per_block not in (None, designs.BOOTS_PER_BLOCK):
+        raise UsageError(
+            f"gate.boots_per_block: {test.gate.boots_per_block}; an A/B boots in blocks of {designs.BOOTS_PER_BLOCK}"
+        )
     require_benches(test.gate, test.suite)
     inputs = {arm: measured_boot.checked(test.arm(arm)) for arm in ARMS}
     if found := plan_faults(test.gate, inputs):
-        hint = "; to measure the box's noise say kind=floor" if test.kind == "ab" else ""
+        hint = "; to measure the box's noise say kind=floor" if found[0].startswith("plan:") else ""
         raise InvalidMeasurement(
             f"{test.a.name} and {test.b.name} cannot be compared: {found[0]}{hint}", "\n".join(found[1:])
         )

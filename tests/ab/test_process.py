@@ -131,8 +131,15 @@ def test_a_difference_that_the_gate_does_not_declare_is_refused_before_a_boot(ne
     world = new_world()
     test = world.test(port=world.port, gate=replace(GATE, allowed_differences=("checkpoint *", "argv --model")))
     changed = replace(test.b, serve={"max-num-seqs": 4})
-    with pytest.raises(InvalidMeasurement, match="max-num-seqs"):
+    with pytest.raises(InvalidMeasurement, match="max-num-seqs") as caught:
         ab_run.start(replace(test, b=changed), [], quiet=True)
+    assert "kind=floor" not in str(caught.value) and world.made == []
+
+
+def test_a_gate_for_blocks_of_another_size_is_refused(new_world):
+    world = new_world()
+    with pytest.raises(UsageError, match=r"boots_per_block: 8; an A/B boots in blocks of 4"):
+        ab_run.checked(world.test(gate=replace(GATE, boots_per_block=8)))
 
 
 def test_a_floor_wants_equal_arms_and_a_gate_for_them(new_world):
