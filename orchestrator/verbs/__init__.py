@@ -24,7 +24,7 @@ VERBS: dict[str, Callable[[Options], int]] = {
     "cache list": machine.cache_list,
     "cache prune": machine.cache_prune,
 }
-READERS = frozenset({"plan", "prod", "cache", "cache list", "cases"})  # what they print is all that they do
+READERS = frozenset({"plan", "prod", "cache", "cache list"})  # what they print is all that they do
 SECOND_WORDS = {
     first: tuple(verb.split()[1] for verb in VERBS if verb.startswith(f"{first} ")) for first in ("prod", "cache")
 }

@@ -210,10 +210,18 @@ def test_one_bad_boot_makes_the_verdict_invalid_and_is_named(ab, changed, how, s
 def test_a_metric_that_nobody_measured_is_invalid_and_an_optional_one_is_left_out(ab):
     absent = Criterion("prefill.ttft_ms.len512", "non_inferior", margin=0.01)
     results = ab(decode(-0.05))
-    assert_invalid(judge(a_gate(SUPERIOR, absent), results, {}), "prefill.ttft_ms.len512: no boot of both arms")
+    assert_invalid(judge(a_gate(SUPERIOR, absent), results, {}), "prefill.ttft_ms.len512: no metric of it")
     optional = replace(absent, required=False)
     assert judge(a_gate(SUPERIOR, optional), results, {METRIC: a_floor()}).state == "PASS"
     assert_invalid(judge(a_gate(optional), results, {}), "criteria: there is none")
+
+    def one_arm(arm: str, number: int):
+        more = {"prefill.ttft_ms.len512": 40.0} if arm == "a" else {}
+        return [*decode(-0.05)(arm, number), a_measurement("prefill", {"prefill.errors": 0.0, **more})]
+
+    verdict = judge(a_gate(SUPERIOR, optional), ab(one_arm), {METRIC: a_floor()})
+    assert_invalid(verdict, "prefill.ttft_ms.len512: no metric of it")
+    assert_invalid(verdict, "prefill.ttft_ms.len512: measured in arm a alone")
 
 
 def test_equal_arms_are_invalid_unless_it_is_an_aa(ab):
