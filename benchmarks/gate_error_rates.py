@@ -20,6 +20,7 @@ from orchestrator.stats.paired import Layout
 
 ALPHA = 0.05
 SEED = 20260901
+QUESTIONS = ((60, 0.05, 0.05), (60, 0.1, 0.05), (500, 0.016, 0.01), (500, 0.03, 0.03), (1319, 0.02, 0.03))
 FLOOR_BLOCKS = 4  # of A/A: 16 boots, 8 degrees of freedom
 LOOKS = ((2,), (2, 4), (2, 4, 6), (2, 4, 6, 8))
 EARLY_LOOKS = ((1,), (1, 2), (1, 2, 3), (1, 2, 3, 4))
@@ -268,12 +269,7 @@ def _share(value: float) -> str:
     return f"{100 * value:.1f}"
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, default=10_000)
-    runs = parser.parse_args().runs
-    start = time.perf_counter()
-    print(f"Simulated, {runs:,} runs each, alpha {100 * ALPHA:g}% one-sided.\n")
+def print_error_rates(runs: int) -> None:
     for designs, said in ((LOOKS, "A/A pairs"), (EARLY_LOOKS, "Looks from one block on, which a gate may not declare")):
         print(f"{said}: % PASS / % FAIL of superiority.\n")
         head = ["boots", *(f"looks at {', '.join(map(str, at))} blocks" for at in designs)]
@@ -284,6 +280,9 @@ def main() -> None:
         ["boot SD / floor's SD", "1 block", "2 blocks", "4 blocks", "6 blocks"],
         [[f"{ratio:g}", *map(_share, found)] for ratio, found in mismatched(runs)],
     )
+
+
+def print_power(runs: int) -> None:
     print("Power: % PASS of superiority (minimum effect 0) at one look, with a floor of 8 dof / without.\n")
     rows = []
     for sd in (0.002, 0.005, 0.01, 0.02):
@@ -302,6 +301,9 @@ def main() -> None:
             for sd in (0.002, 0.005, 0.01, 0.02)
         ],
     )
+
+
+def print_coverage(runs: int) -> None:
     print("Coverage: % of intervals that hold the truth.\n")
     rows = []
     for blocks in (1, 2, 3, 6):
@@ -309,16 +311,19 @@ def main() -> None:
             found = coverage_t(0.005, blocks, floor, runs, 8000 + blocks)
             name = f"moderated t, {2 * blocks} boots an arm, " + ("floor of 8 dof" if floor else "no floor")
             rows.append([name, *map(_share, found.values())])
-    for n, a, b in ((60, 0.05, 0.05), (60, 0.1, 0.05), (500, 0.016, 0.01), (500, 0.03, 0.03), (1319, 0.02, 0.03)):
+    for n, a, b in QUESTIONS:
         found = coverage_questions(n, a, b, runs, 8100 + n)
         rows.append([f"Tango, {n} questions, {100 * a:g}% A only, {100 * b:g}% B only", *map(_share, found.values())])
     for documents in (12, 14, 24, 42):
         found = coverage_documents(documents, runs, 8200 + documents)
         rows.append([f"KL difference, {documents} documents", *map(_share, found.values())])
-    for prompts in (16, 48, 160):
+    for prompts in (16, 48):
         found = coverage_prompts(prompts, runs, 8300 + prompts)
         rows.append([f"acceptance ratio, {prompts} prompts", *map(_share, found.values())])
     _table(["interval", "90% interval", "95% interval"], rows)
+
+
+def print_requests(runs: int) -> None:
     print("The same A/A boots, 48 requests of SD 5% in each: % called different at 95%.\n")
     rows = []
     for sd in (0.002, 0.005, 0.01, 0.02):
@@ -326,6 +331,23 @@ def main() -> None:
             naive, ours = by_requests(sd, blocks, 48, 0.05, runs, 9000 + blocks)
             rows.append([f"{100 * sd:g}%", f"{2 * blocks}", _share(naive), _share(ours)])
     _table(["boot SD", "boots an arm", "bootstrap over requests", "this gate"], rows)
+
+
+def main() -> None:
+    tables = {
+        "errors": print_error_rates,
+        "power": print_power,
+        "requests": print_requests,
+        "coverage": print_coverage,
+    }
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=10_000)
+    parser.add_argument("--tables", nargs="+", choices=tables, default=list(tables))
+    asked = parser.parse_args()
+    start = time.perf_counter()
+    print(f"Simulated, {asked.runs:,} runs each, alpha {100 * ALPHA:g}% one-sided.\n")
+    for name in asked.tables:
+        tables[name](asked.runs)
     print(f"{time.perf_counter() - start:.0f} s")
 
 

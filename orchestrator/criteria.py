@@ -24,15 +24,17 @@ def evaluate(look: Look, results: Sequence[BootResult]) -> tuple[list[CriterionR
     """(a result for each metric of each criterion, notes on what was left out)."""
     found: list[CriterionResult] = []
     notes: list[str] = []
+    measured = [(result, frozenset(metrics_of(result))) for result in results]
     for criterion in look.gate.criteria.values():
-        names, said = expand(criterion, results)
+        names, said = expand(criterion, measured)
         notes += said
-        if not names and criterion.required:
+        if not names and (criterion.required or said):
             nothing = Compared(criterion, criterion.metric, ())
-            found.append(nothing.result("INVALID", "relative", "no boot of both arms measured it"))
+            found.append(nothing.result("INVALID", "relative", "no metric of it was measured in both arms"))
         for name in names:
-            compared = Compared(criterion, name, tuple(b for b in results if _measured_in(name, b, results)))
-            missing = [boot for boot in compared.boots if name not in metrics_of(boot)]
+            blocks = {result.block for result, has in measured if name in has}
+            compared = Compared(criterion, name, tuple(result for result in results if result.block in blocks))
+            missing = [result for result, has in measured if result.block in blocks and name not in has]
             if missing:
                 where = f"arm {missing[0].arm}, block {missing[0].block}, boot {missing[0].run_id}"
                 found.append(compared.result("INVALID", "relative", f"missing on {where}, measured in the same block"))
@@ -44,24 +46,18 @@ def evaluate(look: Look, results: Sequence[BootResult]) -> tuple[list[CriterionR
     return found, notes
 
 
-def expand(criterion: Criterion, results: Sequence[BootResult]) -> tuple[list[str], list[str]]:
+def expand(criterion: Criterion, measured: Sequence[tuple[BootResult, frozenset[str]]]) -> tuple[list[str], list[str]]:
     """(the criterion's metrics that both arms have, notes on those of one arm alone). `*` is text without a dot."""
     pattern = re.compile(re.escape(criterion.metric).replace(r"\*", r"[^.]+"))
     having: dict[str, set[str]] = {}
-    for result in results:
-        for name in metrics_of(result):
-            if pattern.fullmatch(name):
-                having.setdefault(name, set()).add(result.arm)
-    notes = [
-        f"{name}: measured in arm {next(iter(having[name]))} alone, so left out"
-        for name in sorted(having, key=_by_number)
-        if len(having[name]) == 1
+    for result, names in measured:
+        for name in filter(pattern.fullmatch, names):
+            having.setdefault(name, set()).add(result.arm)
+    ordered = sorted(having, key=_by_number)
+    alone = [
+        f"{name}: measured in arm {min(having[name])} alone, so left out" for name in ordered if len(having[name]) == 1
     ]
-    return [name for name in sorted(having, key=_by_number) if len(having[name]) == 2], notes
-
-
-def _measured_in(name: str, boot: BootResult, results: Sequence[BootResult]) -> bool:
-    return any(other.block == boot.block and name in metrics_of(other) for other in results)
+    return [name for name in ordered if len(having[name]) == 2], alone
 
 
 def _by_number(name: str) -> tuple:

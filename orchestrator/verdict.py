@@ -62,11 +62,12 @@ def judge(
     )
     found, notes = criteria.evaluate(look, judged)
     state = _together([result.state for result in found])
+    between = []
     if not declared and state != "INVALID":
         state = "INCONCLUSIVE"
         found = [replace(result, state=state) for result in found]
-        notes.insert(0, f"no look is declared at {blocks} blocks; the next is at {later}")
-    reasons = [result.sentence for result in found if result.state == state]
+        between = [f"no look is declared at {blocks} blocks; the next is at {later}"]
+    reasons = between + [result.sentence for result in found if result.state == state]
     if not found:
         reasons = ["criteria: there is none, so nothing was asked"]
     return Verdict(

@@ -49,13 +49,13 @@ def estimate(
     import numpy
     from scipy.linalg import null_space
 
-    from orchestrator.stats.paired import nuisance
+    from orchestrator.stats.paired import nuisance, scatter
 
     y = numpy.asarray(values, dtype=float)
     if not len(y) or not (numpy.isfinite(y).all() and (y > 0).all()):
         return None
-    residuals = numpy.log(y) @ null_space(nuisance(blocks, positions).T)
-    if not len(residuals):
+    left = null_space(nuisance(blocks, positions).T)  # (boots, dof)
+    if not left.shape[1]:
         return None
     logs = [numpy.log(numpy.asarray(inside, dtype=float)) for inside in repeats if len(inside) > 1]
     inner_dof = sum(len(inside) - 1 for inside in logs)
@@ -65,8 +65,8 @@ def estimate(
         box=box,
         stack=stack,
         sd_within_log=(inner / inner_dof) ** 0.5 if inner_dof else 0.0,
-        sd_between_log=float((residuals**2).mean() ** 0.5),
-        dof=float(len(residuals)),
+        sd_between_log=scatter(numpy.log(y), left) ** 0.5,
+        dof=float(left.shape[1]),
         measured_at_utc=measured_at_utc,
         boots=len(y),
     )

@@ -112,9 +112,7 @@ def estimate(values: Sequence[float], where: Layout, floor_sd: float | None, flo
     import numpy
 
     y = numpy.asarray(values, dtype=float)
-    own = float(((y @ where.residuals) ** 2).sum() / where.dof) if where.dof else 0.0
-    if own < (1e-12 * max(1.0, float(numpy.abs(y).max()))) ** 2:  # equal numbers, but for their rounding
-        own = 0.0
+    own = scatter(y, where.residuals) if where.dof else 0.0
     prior = floor_dof if floor_sd is not None else 0.0
     if where.dof == 0 and prior <= 0:
         return None
@@ -129,6 +127,14 @@ def estimate(values: Sequence[float], where: Layout, floor_sd: float | None, flo
         borrowed=borrowed,
         contradicts=bool(prior > 0 and where.dof and not borrowed),
     )
+
+
+def scatter(y: Any, residuals: Any) -> float:
+    """sigma^2 by the residual directions (boots, dof); 0 where the numbers are equal but for their rounding."""
+    import numpy
+
+    found = float(((y @ residuals) ** 2).mean())
+    return found if found > (1e-12 * max(1.0, float(numpy.abs(y).max()))) ** 2 else 0.0
 
 
 def quantile(probability: float, dof: float) -> float:

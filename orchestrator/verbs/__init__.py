@@ -32,9 +32,13 @@ VERBS: dict[str, Callable[[Options], int]] = {
     "cache list": machine.cache_list,
     "cache prune": machine.cache_prune,
 }
+<<<<<<< HEAD
 READERS = frozenset(
     {"plan", "prod", "cache", "cache list", "cases", "verdict", "compare", "list", "floor", "ledger", "ledger list"}
 )  # what they print is all that they do
+=======
+READERS = frozenset({"plan", "prod", "cache", "cache list"})  # what they print is all that they do
+>>>>>>> decide
 SECOND_WORDS = {
     first: tuple(verb.split()[1] for verb in VERBS if verb.startswith(f"{first} "))
     for first in ("prod", "cache", "ledger")

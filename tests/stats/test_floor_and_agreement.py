@@ -20,7 +20,7 @@ def floor_of(values, repeats=()):
     return floor.estimate("decode.ms_per_step.ctx32", "cpu", "stack", BLOCKS, POSITIONS, values, repeats, WHEN)
 
 
-@settings(max_examples=30)
+@settings(max_examples=30, deadline=None)
 @given(st.integers(0, 2**32 - 1), st.floats(-0.05, 0.05), st.floats(0.5, 2))
 def test_a_floor_is_the_scatter_about_each_blocks_level_and_slope(seed, drift, second_level):
     y = 0.01 * numpy.random.default_rng(seed).standard_normal(8)

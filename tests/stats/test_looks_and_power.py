@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from statsmodels.stats.power import ttest_power
 
@@ -12,6 +12,7 @@ from orchestrator.stats import looks, power
 SPENDINGS = ("obrien_fleming", "pocock")
 
 
+@settings(max_examples=40, deadline=None)
 @given(st.sets(st.integers(1, 20), min_size=1, max_size=6), st.floats(0.001, 0.3), st.sampled_from(SPENDINGS))
 def test_all_looks_together_spend_alpha(at, alpha, spending):
     at = tuple(sorted(at))
@@ -38,6 +39,7 @@ def test_power_is_that_of_the_noncentral_t(blocks, floor_dof):
     assert power.power(0.013, 0.01, blocks, floor_dof, 0.05) == pytest.approx(peer, rel=1e-9)
 
 
+@settings(max_examples=40, deadline=None)
 @given(st.floats(0.002, 0.05), st.floats(0.002, 0.02), st.sampled_from([0.0, 4.0, 8.0]), st.integers(1, 6))
 def test_the_blocks_needed_are_the_fewest_that_have_the_power(distance, sd, floor_dof, at_least):
     found = power.blocks_needed(distance, sd, floor_dof, 0.05, 0.8, at_least)

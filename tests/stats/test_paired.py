@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy
 import pytest
 import statsmodels.api
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
@@ -24,6 +24,7 @@ def blocks_of(*orders: list[str]) -> tuple[list[str], list[int], list[int]]:
     )
 
 
+@settings(max_examples=40, deadline=None)
 @given(st.lists(st.tuples(noise, noise), min_size=2, max_size=8))
 def test_without_a_floor_pairs_give_the_ordinary_paired_t(pairs):
     a, b = numpy.array(pairs).T
@@ -36,6 +37,7 @@ def test_without_a_floor_pairs_give_the_ordinary_paired_t(pairs):
     assert found.interval(0.9) == pytest.approx(tuple(peer.confidence_interval(0.9)), rel=1e-6, abs=1e-9)
 
 
+@settings(max_examples=40, deadline=None)
 @given(
     st.lists(st.sampled_from([ABBA, BAAB, ["a", "b"], list("abbaab"), list("abb")]), min_size=1, max_size=4),
     st.integers(0, 2**32 - 1),
@@ -53,6 +55,7 @@ def test_blocks_with_levels_and_slopes_are_fitted_as_statsmodels_fits_them(order
         assert found.se == pytest.approx(peer.bse[0]) and found.sd**2 == pytest.approx(peer.mse_resid)
 
 
+@settings(max_examples=40, deadline=None)
 @given(st.lists(noise, min_size=8, max_size=8), st.floats(-0.1, 0.1), st.floats(-0.1, 0.1), st.floats(-5, 5))
 def test_a_drift_linear_in_the_position_changes_nothing(values, first, second, level):
     where = paired.layout(*blocks_of(ABBA, BAAB))
@@ -62,6 +65,7 @@ def test_a_drift_linear_in_the_position_changes_nothing(values, first, second, l
     assert (y + drift) @ where.residuals == pytest.approx(y @ where.residuals, abs=1e-9)
 
 
+@settings(max_examples=40, deadline=None)
 @given(st.floats(0.001, 10), st.integers(1, 12), st.floats(0.001, 10), st.floats(0.5, 50))
 def test_the_variance_is_moderated_by_the_degrees_of_freedom(own, own_dof, floor, floor_dof):
     variance, dof, used = (v.item() for v in paired.moderate(own, own_dof, floor, floor_dof))

@@ -17,6 +17,7 @@ from orchestrator.stats.proportions import Discordance
 counts = st.integers(0, 40)
 
 
+@settings(max_examples=40, deadline=None)
 @given(counts, counts)
 def test_mcnemar_is_statsmodels_exact_one(a_only, b_only):
     peer = peer_mcnemar([[50, a_only], [b_only, 7]], exact=True).pvalue
@@ -35,7 +36,7 @@ def score_by_likelihood(n: int, c: int, b: int, difference: float) -> float:
     return (b - c - n * difference) / (n * (2 * q + difference - difference**2)) ** 0.5
 
 
-@settings(max_examples=60)
+@settings(max_examples=40, deadline=None)
 @given(counts, counts, st.integers(0, 300), st.floats(-0.3, 0.3))
 def test_the_score_is_that_of_the_constrained_maximum_of_the_likelihood(a_only, b_only, equal, difference):
     n = a_only + b_only + equal
@@ -44,6 +45,7 @@ def test_the_score_is_that_of_the_constrained_maximum_of_the_likelihood(a_only, 
     assert found == pytest.approx(score_by_likelihood(n, a_only, b_only, difference), rel=1e-3, abs=1e-3)
 
 
+@settings(max_examples=40, deadline=None)
 @given(counts, counts, st.integers(1, 400), st.sampled_from([0.8, 0.9, 0.95, 0.99]))
 def test_the_interval_holds_the_estimate_and_grows_with_confidence(a_only, b_only, equal, confidence):
     found = Discordance(a_only + b_only + equal, a_only, b_only)
