@@ -14,6 +14,7 @@ from orchestrator import (
     attempts,
     catalog,
     config,
+    console,
     design_text,
     floors,
     hours,
@@ -135,7 +136,8 @@ def site(test: ABTest, inputs: Inputs, overrides: Sequence[str], quiet: bool) ->
 def one(test: ABTest, inputs: Mapping[Arm, Inputs], place: Site, parent: str | None = None) -> Verdict:
     """A new A/B, from its design to its verdict; `parent` is the run of the sweep that it belongs to."""
     made = plan(test, inputs)
-    print(design_text.as_text(made, datetime.now(UTC)), flush=True)
+    with console.to_a_reader_that_may_leave():
+        print(design_text.as_text(made, datetime.now(UTC)), flush=True)
     executor = _executor(made, inputs, place)
     tags = _tags(made, executor.tags("a"), place.overrides)
     log = place.tracker.start(f"{test.a.name} | {test.b.name}", _params(made), tags, parent)

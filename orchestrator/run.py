@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import traceback
 from collections.abc import Sequence
@@ -10,7 +9,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
-from orchestrator import config, identity, measured_boot, prod
+from orchestrator import config, console, identity, measured_boot, prod
 from orchestrator.errors import OrchestratorError
 from orchestrator.inputs import Inputs, gather, require_present
 from orchestrator.measured_boot import Session
@@ -91,8 +90,6 @@ def _show(record: dict[str, Any], tracker: Any) -> None:
     from orchestrator import table
     from orchestrator.tracking import ui_command
 
-    try:
+    with console.to_a_reader_that_may_leave():
         table.show(record)
         print(f"MLflow run {record['run_id']}; open the UI with:\n  {ui_command(tracker.directory)}", flush=True)
-    except (OSError, SystemExit):  # rich makes a SystemExit of a broken pipe
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or the interpreter fails when it flushes at its end

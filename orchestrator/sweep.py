@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from orchestrator import ab_run, attempts, catalog, identity, interrupts
+from orchestrator import ab_run, attempts, catalog, console, identity, interrupts
 from orchestrator.ab import EXIT, resume_hint
 from orchestrator.catalog import Entry
 from orchestrator.errors import UsageError
@@ -113,9 +113,9 @@ def _conduct(test: ABTest, place: ab_run.Site, log: Any) -> int:
     log.set_tag("verdict", state)
     log.set_tag("best", str(best))
     log.finish("FINISHED", f"the best {test.sweep.key} is {best}")
-    print(
-        f"{state}  {test.sweep.key} = {best} is the best of {', '.join(map(str, test.sweep.values))} (run {log.run_id})"
-    )
+    values = ", ".join(map(str, test.sweep.values))
+    with console.to_a_reader_that_may_leave():
+        print(f"{state}  {test.sweep.key} = {best} is the best of {values} (run {log.run_id})", flush=True)
     return EXIT[state]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 from orchestrator import console, hours, labels
@@ -15,7 +16,12 @@ STYLES = {"PASS": "bold green", "FAIL": "bold red", "INVALID": "bold red", "INCO
 
 
 def show(verdict: Verdict, design: Design, run_id: str) -> None:
-    """Print it on stdout."""
+    """Print it on stdout; who reads it does not change it."""
+    with console.to_a_reader_that_may_leave():
+        _show(verdict, design, run_id)
+
+
+def _show(verdict: Verdict, design: Design, run_id: str) -> None:
     from rich.text import Text
 
     test, out = design.test, console.stdout()
@@ -30,6 +36,7 @@ def show(verdict: Verdict, design: Design, run_id: str) -> None:
         out.print(Text(f"the next look is after block {verdict.next_look}"))
     again = f"`python -m orchestrator verdict {run_id}` computes this again from the records"
     out.print(Text(f"run {run_id}; {again}"), soft_wrap=True)
+    sys.stdout.flush()
 
 
 def table(verdict: Verdict) -> Table:

@@ -32,13 +32,9 @@ VERBS: dict[str, Callable[[Options], int]] = {
     "cache list": machine.cache_list,
     "cache prune": machine.cache_prune,
 }
-<<<<<<< HEAD
-READERS = frozenset(
-    {"plan", "prod", "cache", "cache list", "cases", "verdict", "compare", "list", "floor", "ledger", "ledger list"}
-)  # what they print is all that they do
-=======
-READERS = frozenset({"plan", "prod", "cache", "cache list"})  # what they print is all that they do
->>>>>>> decide
+READERS = frozenset(  # what they print is all that they do
+    {"plan", "prod", "cache", "cache list", "compare", "list", "floor", "ledger", "ledger list"}
+)
 SECOND_WORDS = {
     first: tuple(verb.split()[1] for verb in VERBS if verb.startswith(f"{first} "))
     for first in ("prod", "cache", "ledger")

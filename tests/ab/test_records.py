@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -128,6 +129,25 @@ def test_verdict_recomputes_shows_and_leaves_with_the_same_status(new_world, cap
     boot = catalog.entries(world.root / "tracking", parent=parent(world).run_id)[0]
     assert cli.main(["verdict", boot.run_id, where]) == 2
     assert "is no A/B" in capsys.readouterr().err
+
+
+def test_a_reader_that_left_does_not_change_the_verdict(new_world):
+    world = new_world(b_better=0.0005, sd=0.004)
+    assert start(world) == 4
+    read, write = os.pipe()
+    os.close(read)
+    command = [sys.executable, "-m", "orchestrator", "verdict", parent(world).run_id]
+    done = subprocess.run(
+        [*command, f"paths.tracking={world.root / 'tracking'}"],
+        stdout=write,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=120,
+        cwd=ROOT,
+        check=False,
+    )
+    os.close(write)
+    assert (done.returncode, done.stderr) == (4, "")
 
 
 def test_compare_puts_runs_side_by_side(store, capsys):
