@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import unquote, urlparse
 
-from orchestrator import mlflow_store, owner
-from orchestrator.records import Measurement, from_jsonable, to_jsonable, write_bytes, write_json
+from orchestrator import catalog, mlflow_store, owner
+from orchestrator.records import Measurement, to_jsonable, write_bytes, write_json
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -51,19 +51,18 @@ class Tracker:
         reaped = []
         with mlflow_store.explained(mlflow_store.database(self.directory)):
             for run in list(self._running()):  # pages are by offset: ending a run would shift the next page
-                if (holder := _owner_of(run.data.tags)) is None or holder.alive():
+                if (holder := owner_of(run.data.tags)) is None or holder.alive():
                     continue
                 reason = f"{GONE} (pid {holder.pid} on {holder.host})"
                 RunLog(self._client, self.directory, run.info.run_id, run.info.artifact_uri).finish("KILLED", reason)
                 reaped.append(run.info.run_id)
         return reaped
 
-    def start(self, name: str, params: Mapping[str, str], tags: Mapping[str, str]) -> RunLog:
-        """A new run that belongs to this process until it is finished."""
+    def start(self, name: str, params: Mapping[str, str], tags: Mapping[str, str], parent: str | None = None) -> RunLog:
+        """A new run that belongs to this process until it is finished; with `parent`, a run id, nested in that."""
         from mlflow.entities import Param
 
-        me = owner.current()
-        owned = {"owner.pid": str(me.pid), "owner.start_time": repr(me.start_time_s), "owner.host": me.host}
+        owned = _owned() | ({catalog.PARENT: parent} if parent else {})
         long = {key for key, value in tags.items() if len(str(value)) > TAG_LENGTH}
         short = {key: str(value) for key, value in tags.items() if key not in long}
         with mlflow_store.explained(mlflow_store.database(self.directory)):
@@ -77,18 +76,23 @@ class Tracker:
             log.set_tag(key, tags[key])
         return log
 
-    def measurements(self, run_id: str) -> dict[str, Measurement]:
-        """What `log_measurement` wrote, by bench, raw samples and files included."""
+    def resume(self, run_id: str) -> RunLog:
+        """A run that ended before its work did: it belongs to this process now and is RUNNING again."""
         with mlflow_store.explained(mlflow_store.database(self.directory)):
-            root = _local(self._client.get_run(run_id).info.artifact_uri)
-            found = {}
-            for path in sorted((root / "measurements").glob("*.json")):
-                record = from_jsonable(Measurement, json.loads(path.read_text("utf-8")))
-                files = {kept.name: kept.read_bytes() for kept in sorted((root / "files" / record.bench).glob("*"))}
-                found[record.bench] = replace(
-                    record, samples=_read_samples(root / "samples", record.bench), files=files
-                )
-            return found
+            for key, value in _owned().items():
+                self._client.set_tag(run_id, key, value)
+            self._client.update_run(run_id, status="RUNNING")
+            return self.log(run_id)
+
+    def log(self, run_id: str) -> RunLog:
+        """Where to write more of a recorded run."""
+        with mlflow_store.explained(mlflow_store.database(self.directory)):
+            return RunLog(self._client, self.directory, run_id, self._client.get_run(run_id).info.artifact_uri)
+
+    def remove(self, run_id: str) -> None:
+        """Mark the run as deleted; MLflow keeps it until its own garbage collection."""
+        with mlflow_store.explained(mlflow_store.database(self.directory)):
+            self._client.delete_run(run_id)
 
     @cached_property
     def _client(self) -> MlflowClient:
@@ -218,7 +222,13 @@ def ui_command(directory: Path) -> str:
     return f"MLFLOW_DISABLE_TELEMETRY=true {shlex.join(command)}"
 
 
-def _owner_of(tags: Mapping[str, str]) -> owner.Owner | None:
+def _owned() -> dict[str, str]:
+    me = owner.current()
+    return {"owner.pid": str(me.pid), "owner.start_time": repr(me.start_time_s), "owner.host": me.host}
+
+
+def owner_of(tags: Mapping[str, str]) -> owner.Owner | None:
+    """The process that a run belongs to; None where its tags do not say."""
     try:
         return owner.Owner(int(tags["owner.pid"]), float(tags["owner.start_time"]), tags["owner.host"])
     except (KeyError, ValueError):
@@ -227,9 +237,3 @@ def _owner_of(tags: Mapping[str, str]) -> owner.Owner | None:
 
 def _local(artifact_uri: str) -> Path:
     return Path(unquote(urlparse(artifact_uri).path))
-
-
-def _read_samples(directory: Path, bench: str) -> tuple[Mapping[str, Any], ...]:
-    packed = directory / f"{bench}.jsonl.gz"
-    content = gzip.decompress(packed.read_bytes()) if packed.exists() else (directory / f"{bench}.jsonl").read_bytes()
-    return tuple(json.loads(line) for line in content.splitlines())

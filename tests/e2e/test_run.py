@@ -9,9 +9,9 @@ import time
 
 import pytest
 
+from orchestrator import catalog
 from orchestrator.engines.process import processes_of
 from orchestrator.labels import BENCHES
-from orchestrator.tracking import Tracker
 from tests.e2e.conftest import ROOT, end
 from tests.e2e.peer_lm_eval import disagreements
 
@@ -34,12 +34,12 @@ def test_the_record_holds_what_is_needed_to_judge_and_recompute_it(first_run, ma
     assert (run.info.status, run.data.tags["verdict"]) == ("FINISHED", "OK")
     assert {"git", "plan", "stack", "box", "plugin", "checkpoint"} <= run.data.tags.keys()
     assert run.data.params["variant.weights.bits"] == "5"
-    measurements = Tracker(machine.tracking, "cpu").measurements(run.info.run_id)
+    artifacts = machine.tracking / "artifacts" / run.info.run_id / "artifacts"
+    measurements = catalog.measurements(artifacts)
     assert measurements.keys() == set(BENCHES)
     for name, measurement in measurements.items():
         assert measurement.status == "ok" and measurement.samples, name
         assert measurement.metrics.items() <= run.data.metrics.items(), name
-    artifacts = machine.tracking / "artifacts" / run.info.run_id / "artifacts"
     assert json.loads((artifacts / "plan.json").read_text())["fingerprint"] == run.data.tags["plan"]
     assert "<html" in (artifacts / "report.html").read_text()
     boots = [json.loads(path.read_text()) for path in artifacts.glob("boots/*/boot.json")]
@@ -61,7 +61,8 @@ def test_the_measured_boot_is_warm_compiled_nothing_and_every_layer_is_attested(
 
 def test_lm_eval_extracts_and_scores_every_completion_as_we_do(first_run, machine):
     (run,) = machine.runs()
-    samples = Tracker(machine.tracking, "cpu").measurements(run.info.run_id)["gsm8k"].samples
+    artifacts = machine.tracking / "artifacts" / run.info.run_id / "artifacts"
+    samples = catalog.measurements(artifacts)["gsm8k"].samples
     assert len(samples) == 16
     assert disagreements([s["completion"] for s in samples], [s["answer"] for s in samples]) == []
 

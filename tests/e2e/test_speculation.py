@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from orchestrator.tracking import Tracker
+from orchestrator import catalog
 
 pytestmark = [
     pytest.mark.vllm,
@@ -26,7 +26,7 @@ def test_a_depth_drafts_its_tokens_and_counters_and_stream_agree(machine, varian
     done = machine.run(f"+variant={variant}", depth, "+variant.serve.enforce-eager=true", "suite=drafter_smoke")
     assert done.returncode == 0, done.stdout + done.stderr
     (run,) = machine.runs()
-    found = Tracker(machine.tracking, "cpu").measurements(run.info.run_id)["acceptance"]
+    found = catalog.measurements(machine.tracking / "artifacts" / run.info.run_id / "artifacts")["acceptance"]
     assert 1.0 <= found.metrics["acceptance.acceptance_length"] <= tokens + 1
     assert least_share <= found.metrics["acceptance.accepted_share"] <= 1.0
     assert found.metrics["acceptance.ms_per_step"] > 0 and run.data.metrics["decode.ms_per_step.ctx512"] > 0

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import cli, compile_cache, config, mlflow_store, run
+from orchestrator import cli, compile_cache, config, measured_boot, mlflow_store, run
 from orchestrator.engines.process import processes_of
 from orchestrator.errors import BootError, InvalidMeasurement, UsageError
 from orchestrator.inputs import Inputs
@@ -87,9 +87,9 @@ class Site:
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
     made = Site(tmp_path, {})
-    monkeypatch.setattr(run, "gather", made.gather)
-    monkeypatch.setattr(run.prepare, "ensure", lambda *_: [])
-    monkeypatch.setattr(run.plugin_build, "materialize", lambda *_: None)
+    monkeypatch.setattr(measured_boot, "gather", made.gather)
+    monkeypatch.setattr(measured_boot.prepare, "ensure", lambda *_: [])
+    monkeypatch.setattr(measured_boot.plugin_build, "materialize", lambda *_: None)
     return made
 
 
@@ -183,7 +183,7 @@ def test_a_warm_up_that_is_invalid_in_the_end_leaves_the_cache_cold(site, monkey
                 process.kill()
         await asyncio.sleep(0.3)
 
-    monkeypatch.setattr(run, "warm", warm)
+    monkeypatch.setattr(measured_boot, "warm", warm)
     with pytest.raises(InvalidMeasurement, match="killed by SIGKILL"):
         run.run(experiment, ["box=cpu"], quiet=True)
     assert compile_cache.state(Path(site.gather(experiment).plan().cache_dir)) == "cold"
@@ -197,8 +197,8 @@ def test_a_suite_without_benches_is_refused_before_anything_starts(site):
 
 
 def test_no_measurement_is_no_pass_in_status_tag_and_report_alike(site, monkeypatch):
-    measured = run._measure
-    monkeypatch.setattr(run, "_measure", lambda this: (measured(this), this.measurements.clear()))
+    measured = measured_boot.measure
+    monkeypatch.setattr(measured_boot, "measure", lambda session: (measured(session), session.measurements.clear()))
     assert measure(site) == 3
     assert said(site) == ("FINISHED", "INVALID")
     assert "nothing was measured" in site.artifact("report.html").read_text()
@@ -210,10 +210,10 @@ def test_a_reader_of_the_output_that_left_does_not_change_the_run(site, tmp_path
     port = free_port()
     script = (
         "import sys\nfrom pathlib import Path\n"
-        "from orchestrator import cli, run\nfrom tests.run import test_run as t\n"
+        "from orchestrator import cli, measured_boot, run\nfrom tests.run import test_run as t\n"
         f"site = t.Site(Path({str(tmp_path)!r}), {{}})\nt.free_port = lambda: {port}\n"
-        "run.gather = site.gather\nrun.prepare.ensure = lambda *_: []\n"
-        "run.plugin_build.materialize = lambda *_: None\n"
+        "measured_boot.gather = site.gather\nmeasured_boot.prepare.ensure = lambda *_: []\n"
+        "measured_boot.plugin_build.materialize = lambda *_: None\n"
         "experiment = site.experiment()\nsite.warm(experiment)\n"
         "cli.VERBS['run'] = lambda options: run.run(experiment, ['box=cpu'])\n"
         "sys.exit(cli.main(['run']))\n"
@@ -253,5 +253,5 @@ def test_a_mistake_in_the_last_job_stops_the_first(site):
 def test_the_command_line_checks_and_runs_every_job(site, monkeypatch):
     seen: list[Callable] = []
     monkeypatch.setattr(run, "run_all", lambda found, quiet: seen.extend(found) or 1)
-    assert cli._run(cli.parse(["run", "-m", "+variant=int5,bf16", "box=cpu"])) == 1
+    assert cli.VERBS["run"](cli.parse(["run", "-m", "+variant=int5,bf16", "box=cpu"])) == 1
     assert [experiment.variant.name for experiment, _ in seen] == ["int5", "bf16"]
