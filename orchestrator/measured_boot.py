@@ -90,7 +90,7 @@ def warm_boot_s(suite: Suite) -> float:
 def on_the_box(
     inputs: Inputs, purpose: str, overrides: Sequence[str], progress: Progress, expected_s: float | None = None
 ) -> Iterator[None]:
-    """Hold the box for `purpose` and about `expected_s`, what an earlier kill left behind ended, and room on its disk."""
+    """Hold the box for `purpose` and about `expected_s`, what an earlier kill left ended, and room on its disk."""
     box = inputs.experiment.box
     if config.box_was_detected(overrides):
         progress.note(f"box=auto: this machine is taken as {box.name}")
