@@ -218,6 +218,7 @@ def _boots(case: Case, block: int, name: str, metric: Metric) -> list[BootResult
         measured = {arm: [_documents(case, name, metric, arm, v) for v in getattr(metric, arm)] for arm in ("a", "b")}
     else:
         measured = {arm: [_numbers(name, v) for v in getattr(metric, arm)] for arm in ("a", "b")}
+    measured = {arm: found or [_measurement("recorded", {}, [])] for arm, found in measured.items()}  # an empty list
     order: list[tuple[Literal["a", "b"], Measurement]] = []
     for number in range(max(map(len, measured.values()))):
         for arm in ("a", "b") if number % 2 == 0 else ("b", "a"):
