@@ -1,42 +1,30 @@
-"""Decisions that people took, with the numbers they had, put to the gate: does it decide as they would now?
+"""Decisions that people took, with the numbers they had, as a file. Its schema:
 
-A case becomes boots and a gate, and is judged as an A/B is. Its schema:
-
-    - name: text                      source, why: text, optional
-      claim: superior | non_inferior | fidelity_not_worse | accuracy_not_worse | any
-      arms: identical_attestation | identical_plan          default: they differ
-      reference_stack: other                                default: the boots' own
-      metrics:
-        NAME: {better: lower | higher, a: [...], b: [...],  a number for each boot
-               spread: SD, dof: N,                          the floor, relative
-               min_effect | margin: share, guardrail: true,
-               a_boot | b_boot: cold}
-        NAME: {a: [...], b: [...], se_abs: SE, max_increase: NATS}
-        NAME: {n: N, a_correct: N, b_correct: N, discordant: [A only, B only], margin: share}
-      expect: PASS | FAIL | INCONCLUSIVE | INVALID          or expect_not
+- name: text                      source, why: text, optional
+  claim: superior | non_inferior | fidelity_not_worse | accuracy_not_worse | any
+  arms: identical_attestation | identical_plan          default: they differ
+  reference_stack: other                                default: the boots' own
+  metrics:
+    NAME: {better: lower | higher, a: [...], b: [...],  a number for each boot
+           spread: SD, dof: N,                          the floor, relative
+           min_effect | margin: share, guardrail: true,
+           a_boot | b_boot: cold}
+    NAME: {a: [...], b: [...], se_abs: SE, max_increase: NATS}
+    NAME: {n: N, a_correct: N, b_correct: N, discordant: [A only, B only], margin: share}
+  expect: PASS | FAIL | INCONCLUSIVE | INVALID          or expect_not
 """
 
 from __future__ import annotations
 
 import math
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import NormalDist
 from typing import Any, Literal
 
 from orchestrator.comparison import State
 from orchestrator.errors import UsageError
-from orchestrator.gate import BootResult, Claim, Criterion, Gate
-from orchestrator.records import Boot, Measurement, from_jsonable
-from orchestrator.stats.floor import Floor
-from orchestrator.verdict import Verdict, judge
-
-WHEN = "2026-01-01T00:00:00+00:00"
-BOX, STACK, KNOB = "recorded", "recorded", "RADIANCE_RECORDED_ARM"
-PIPED_WIDTH = 160
-DOCUMENTS, POSITIONS = 40, 100  # over which a stated standard error is laid out
+from orchestrator.records import from_jsonable
 
 
 @dataclass(frozen=True)
@@ -77,17 +65,8 @@ class Case:
     def expected(self) -> str:
         return self.expect or f"not {self.expect_not}"
 
-    def agrees(self, verdict: Verdict) -> bool:
-        return verdict.state == self.expect if self.expect else verdict.state != self.expect_not
-
-
-def run(path: Path) -> int:
-    """Judge every case of the file and print what came out; 0 where all agree, else 1."""
-    found = [(case, decide(case)) for case in read(path)]
-    _show(found)
-    wrong = [case.name for case, verdict in found if not case.agrees(verdict)]
-    print(f"{len(found) - len(wrong)} of {len(found)} cases as expected" + (f"; not {', '.join(wrong)}" * bool(wrong)))
-    return 1 if wrong else 0
+    def agrees(self, state: State) -> bool:
+        return state == self.expect if self.expect else state != self.expect_not
 
 
 def read(path: Path) -> list[Case]:
@@ -103,24 +82,6 @@ def read(path: Path) -> list[Case]:
     if not isinstance(data, list) or not data:
         raise UsageError(f"{path}: it is no list of cases; begin each with `- name: ...`")
     return [_case(entry, f"{path}: case {number + 1}") for number, entry in enumerate(data)]
-
-
-def decide(case: Case) -> Verdict:
-    """What the gate says about a case."""
-    results: list[BootResult] = []
-    for block, (name, metric) in enumerate(case.metrics.items()):
-        results += _boots(case, block, name, metric)
-    if not case.metrics:
-        results = [_boot(case, "a", 0, 0, {}), _boot(case, "b", 0, 1, {})]
-    criteria = {name: _criterion(name, metric, case) for name, metric in case.metrics.items()}
-    floors = {
-        name: Floor(name, BOX, STACK, 0.0, metric.spread, metric.dof or 0.0, WHEN, 0)
-        for name, metric in case.metrics.items()
-        if metric.spread is not None
-    }
-    blocks = max(1, len({result.block for result in results}))
-    gate = Gate("cases", criteria, looks=(blocks,), boots_per_block=None, allowed_differences=(f"env {KNOB}",))
-    return judge(gate, results, floors)
 
 
 def _case(entry: Any, where: str) -> Case:
@@ -185,126 +146,3 @@ def _check_questions(metric: Metric, where: str) -> None:
             f"{where}.discordant: {a_only} and {b_only} do not go with {metric.a_correct} and {metric.b_correct} "
             f"right of {metric.n}; a_correct - A only must be b_correct - B only"
         )
-
-
-def _criterion(name: str, metric: Metric, case: Case) -> Criterion:
-    claim: Claim
-    min_effect = metric.min_effect
-    if metric.n is not None:
-        claim = "accuracy_not_worse"
-    elif metric.max_increase is not None:
-        claim = "fidelity_not_worse"
-    elif metric.margin is not None:
-        claim = "non_inferior"
-    else:
-        claim, min_effect = "superior", min_effect or 0.0
-    return Criterion(
-        metric=name,
-        claim=claim,
-        role="guardrail" if metric.guardrail else "primary",
-        better=metric.better,
-        min_effect=min_effect,
-        margin=metric.margin,
-        max_increase=metric.max_increase,
-    )
-
-
-def _boots(case: Case, block: int, name: str, metric: Metric) -> list[BootResult]:
-    """The boots that measured one metric: a block of their own, in the order ABBA as far as there are pairs."""
-    if metric.n is not None:
-        measured = {"a": [_questions(name, metric, "a")], "b": [_questions(name, metric, "b")]}
-        measured = {arm: found if metric.n else [] for arm, found in measured.items()}
-    elif metric.max_increase is not None:
-        measured = {arm: [_documents(case, name, metric, arm, v) for v in getattr(metric, arm)] for arm in ("a", "b")}
-    else:
-        measured = {arm: [_numbers(name, v) for v in getattr(metric, arm)] for arm in ("a", "b")}
-    order: list[tuple[Literal["a", "b"], Measurement]] = []
-    for number in range(max(map(len, measured.values()))):
-        for arm in ("a", "b") if number % 2 == 0 else ("b", "a"):
-            order += [(arm, measured[arm][number])] if number < len(measured[arm]) else []
-    state = {"a": metric.a_boot, "b": metric.b_boot}
-    return [
-        _boot(case, arm, block, position, {found.bench: found}, state[arm])
-        for position, (arm, found) in enumerate(order)
-    ]
-
-
-def _boot(
-    case: Case,
-    arm: Literal["a", "b"],
-    block: int,
-    position: int,
-    measurements: Mapping[str, Measurement],
-    cache_state: Literal["cold", "warm"] = "warm",
-) -> BootResult:
-    name = f"{block}-{position}"
-    planned = "a" if case.arms == "identical_plan" else arm
-    seen = "a" if case.arms == "identical_attestation" else planned
-    plan = {
-        "variant": planned,
-        "box": BOX,
-        "argv": ["serve"],
-        "env": {KNOB: planned},
-        "checkpoint": {"path": "checkpoint"},
-        "plugin": {"sha256": "recorded"},
-        "stack": {"fingerprint": STACK},
-        "cache_dir": f"cache-{planned}",
-        "fingerprint": planned,
-    }
-    boot = Boot(name, "measured", planned, cache_state, WHEN, attestations=({"nonce": name, "knobs": {KNOB: seen}},))
-    if case.reference_stack == "other" and "kld" not in measurements:
-        measurements = {**measurements, "kld": _measurement("kld", {}, [], {"reference_stack": "other"})}
-    return BootResult(arm, block, position, name, plan, boot, measurements or {"none": _measurement("none", {}, [])})
-
-
-def _measurement(
-    bench: str,
-    metrics: Mapping[str, float],
-    samples: Sequence[Mapping[str, Any]],
-    config: Mapping[str, Any] | None = None,
-) -> Measurement:
-    return Measurement(bench, "ok", "", metrics, tuple(samples), config or {}, {}, (), WHEN, 0.0)
-
-
-def _numbers(name: str, value: float) -> Measurement:
-    return _measurement("recorded", {name: float(value)}, [])
-
-
-def _documents(case: Case, name: str, metric: Metric, arm: str, value: float) -> Measurement:
-    """Documents of one KL in arm A, and in arm B of KLs whose mean is off by `se_abs`: normal scores around it."""
-    config = {"reference_stack": STACK if case.reference_stack == "same" else "other"}
-    if metric.se_abs is None:
-        return _measurement("kld", {name: float(value)}, [], config)
-    scores = [NormalDist().inv_cdf((n + 0.5) / DOCUMENTS) for n in range(DOCUMENTS)]
-    unit = (sum(score**2 for score in scores) / (DOCUMENTS - 1)) ** 0.5
-    off = metric.se_abs * DOCUMENTS**0.5 / unit if arm == "b" else 0.0
-    samples = [
-        {"document": n, "corpus": name, "positions": POSITIONS, "mean_nats": value + off * score}
-        for n, score in enumerate(scores)
-    ]
-    return _measurement("kld", {name: float(value)}, samples, config)
-
-
-def _questions(name: str, metric: Metric, arm: str) -> Measurement:
-    """Questions right in both arms, then in A alone, in B alone, in none."""
-    a_only, b_only = metric.discordant or (0, 0)
-    both = (metric.a_correct or 0) - a_only
-    kinds = [True] * both + [arm == "a"] * a_only + [arm == "b"] * b_only
-    kinds += [False] * ((metric.n or 0) - len(kinds))
-    samples = [{"id": n, f"correct_{name}": right} for n, right in enumerate(kinds)]
-    return _measurement("gsm8k", {name: sum(kinds) / max(1, len(kinds))}, samples)
-
-
-def _show(found: Sequence[tuple[Case, Verdict]]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for head in ("case", "expected", "got", "reason"):
-        table.add_column(head, overflow="fold", no_wrap=head in ("expected", "got"))
-    for case, verdict in found:
-        style = "" if case.agrees(verdict) else "bold red"
-        cells = (case.name, case.expected, verdict.state, "\n".join(verdict.reasons))
-        table.add_row(*(Text(cell, style=style) for cell in cells))
-    Console(width=None if sys.stdout.isatty() else PIPED_WIDTH).print(table)

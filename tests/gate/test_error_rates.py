@@ -15,7 +15,7 @@ from orchestrator.stats.floor import Floor
 from orchestrator.verdict import judge
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "gate_error_rates.py"
-RUNS = 1000
+RUNS = 4000
 
 
 @pytest.fixture(scope="module")
