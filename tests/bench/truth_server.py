@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import random
 import subprocess
 import sys
 import time
@@ -185,9 +184,12 @@ class TruthServer:
         self.sent.append(record)
         if self.script.restart_after and len(self.sent) == self.script.restart_after + 1:
             self._restart()
-        faulty = bool(self.script.fault) and len(self.sent) % self.script.fault_every == 0
+        number = len(self.sent)
+        faulty = bool(self.script.fault) and number % self.script.fault_every == 0
         try:
-            return await self._stream(request, record, self.script.fault if faulty else "")
+            # the work for a request waits until those that came with it are read
+            await asyncio.sleep(min(0.02, self.script.ttft_s / 4))
+            return await self._stream(request, record, self.script.fault if faulty else "", number)
         finally:
             record.end_ns = time.perf_counter_ns()
 
@@ -202,7 +204,7 @@ class TruthServer:
             positions.append({str(token): {"logprob": float(logprobs[token]), "rank": 1} for token in kept})
         return web.json_response({"choices": [{"text": "a", "prompt_logprobs": positions}]})
 
-    async def _stream(self, request: web.Request, record: Sent, fault: str) -> web.StreamResponse:
+    async def _stream(self, request: web.Request, record: Sent, fault: str, number: int) -> web.StreamResponse:
         script, body = self.script, record.body
         if fault == "http500":
             return web.json_response({"error": {"message": "engine is dead"}}, status=500)
@@ -211,7 +213,7 @@ class TruthServer:
         cached = self._take_prompt(prompt)
         updates, finish_reason = self._updates(body, chat)
         first_ns = record.received_ns + int(1e9 * (script.ttft_s + len(prompt) * script.ttft_s_per_prompt_token))
-        record.due_ns = self._due(first_ns, len(updates))
+        record.due_ns = self._due(first_ns, len(updates), number)
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
         usage = _Usage(
@@ -228,10 +230,10 @@ class TruthServer:
             await asyncio.sleep(script.keepalive_s)
             await response.write(b": waiting\n\n")
         total = 0
-        for number, (text, tokens) in enumerate(updates):
+        for at, (text, tokens) in enumerate(updates):
             if fault == "never":
                 await asyncio.sleep(30)
-            if fault and number == script.fault_after_updates:
+            if fault and at == script.fault_after_updates:
                 if fault == "stall":
                     await asyncio.sleep(30)
                 if fault in ("fin", "rst"):
@@ -244,14 +246,14 @@ class TruthServer:
                 if fault == "truncated":
                     return response
             total += tokens
-            if script.drafter and number:
+            if script.drafter and at:
                 self._verify_draft(tokens)
-            last = number == len(updates) - 1 and fault != "no_finish_reason"
-            key = script.reasoning_field if number < script.reasoning_updates else "content"
+            last = at == len(updates) - 1 and fault != "no_finish_reason"
+            key = script.reasoning_field if at < script.reasoning_updates else "content"
             choice: dict[str, Any] = {"delta": {key: text}} if chat else {"text": text}
             choice["finish_reason"] = finish_reason if last else None
             event = _event(chat, choice, usage.text(total))
-            await _until(record.due_ns[number])
+            await _until(record.due_ns[at])
             if script.split_s:
                 await response.write(event[:50])
                 await asyncio.sleep(script.split_s)
@@ -289,16 +291,14 @@ class TruthServer:
         for at in range(min(tokens - 1, self.script.draft_tokens)):
             self.accepted_at[at] += 1
 
-    def _due(self, first_ns: int, count: int) -> list[int]:
+    def _due(self, first_ns: int, count: int, seed: int) -> list[int]:
         """When each update is to be written."""
-        script, generator = self.script, random.Random(len(self.sent))
-        at_ns = first_ns + int(1e9 * generator.uniform(0.0, script.ttft_spread_s))
-        due_ns = [at_ns]
-        for number in range(1, count):
-            gap_s = script.gap_s * generator.uniform(1.0 - script.gap_spread, 1.0 + script.gap_spread)
-            at_ns += int(1e9 * (gap_s + (script.freeze_s if number == script.freeze_before else 0.0)))
-            due_ns.append(at_ns)
-        return due_ns
+        script, generator = self.script, numpy.random.default_rng(seed)
+        first_ns += int(1e9 * generator.uniform(0.0, script.ttft_spread_s))
+        gaps_s = script.gap_s * generator.uniform(1.0 - script.gap_spread, 1.0 + script.gap_spread, max(0, count - 1))
+        if script.freeze_s and len(gaps_s) >= script.freeze_before:
+            gaps_s[script.freeze_before - 1] += script.freeze_s
+        return [first_ns, *(first_ns + (1e9 * gaps_s.cumsum()).astype(int)).tolist()]
 
     def _updates(self, body: dict[str, Any], chat: bool) -> tuple[list[tuple[str, int]], str]:
         """[(text, tokens)] of each update, and the finish reason."""
