@@ -7,6 +7,10 @@ same prompts by each client in turn, and compares what each client reports for a
 it read the request and when it wrote each token. Client and server share two cores. Tables go to stdout as Markdown,
 everything of them to --json.
 
+TTFT error is the client's figure less the server's (request read until first token written), so it has the way of the
+request to the server in it, and in a burst of requests the server's own queue. "First token late" is only the way back:
+when the client says that it had the first token, less when the server wrote it.
+
 Two of the figures are taken for all clients in the same way from outside: the offered load from the server's log, the
 CPU time by reading the client's processes ten times a second, between the first request and the last token. Ours is
 also charged for all that follows: CPU time of its process from before the first request until every record is made.
@@ -87,11 +91,12 @@ def run_client(prepare: Prepare, server: TruthProcess, streams: int, rounds: int
 
 
 def _errors(requests: dict[str, Request], truth: dict[str, Sent]) -> dict[str, Any]:
-    ttft_ms, itl_share, gaps_ms = [], [], []
+    ttft_ms, first_ms, itl_share, gaps_ms = [], [], [], []
     for text, request in requests.items():
         sent = truth[text]
         true_gaps_ms = numpy.diff(sent.update_ns) / 1e6
         ttft_ms.append(request.ttft_ms - (sent.update_ns[0] - sent.received_ns) / 1e6)
+        first_ms.append((request.first_ns - sent.update_ns[0]) / 1e6)
         itl_share.append(request.itl_ms / true_gaps_ms.mean() - 1.0)
         if request.gaps_ms:
             gaps_ms += numpy.abs(numpy.array(request.gaps_ms) - true_gaps_ms).tolist()
@@ -101,6 +106,8 @@ def _errors(requests: dict[str, Request], truth: dict[str, Sent]) -> dict[str, A
         "ttft_error_ms": ttft_ms,
         "ttft_error_ms_median": float(numpy.median(absolute(ttft_ms))),
         "ttft_error_ms_p99": float(numpy.percentile(absolute(ttft_ms), 99)),
+        "first_token_late_ms_median": float(numpy.median(first_ms)),
+        "first_token_late_ms_p99": float(numpy.percentile(first_ms, 99)),
         "itl_error_share": itl_share,
         "itl_error_share_median": float(numpy.median(absolute(itl_share))),
         "tok_per_s_error_share_median": float(numpy.median(absolute(1 / (1 + numpy.array(itl_share)) - 1))),
@@ -223,10 +230,11 @@ def main() -> None:
         clients["guidellm"] = guidellm(arguments.guidellm, arguments.tokenizer)
     runs = []
     print(
-        "| streams | client | TTFT error, ms: median / p99 | ITL error: median | tok/s error: median "
+        "| streams | client | TTFT error, ms: median / p99 | first token late, ms: median / p99 "
+        "| ITL error: median | tok/s error: median "
         "| gap error p99, ms | offered load | CPU s per 1,000 tokens | server late, ms: median / p99 |"
     )
-    print("|--:|---|--:|--:|--:|--:|--:|--:|--:|", flush=True)
+    print("|--:|---|--:|--:|--:|--:|--:|--:|--:|--:|", flush=True)
     for streams in map(int, arguments.streams.split(",")):
         for repeat in range(arguments.repeats):
             for name, prepare in clients.items():
@@ -262,6 +270,7 @@ def _row(runs: Sequence[dict[str, Any]]) -> str:
     return (
         f"| {runs[0]['streams']} | {runs[0]['client']} "
         f"| {of('ttft_error_ms_median'):.2f} / {of('ttft_error_ms_p99'):.2f} "
+        f"| {of('first_token_late_ms_median'):.2f} / {of('first_token_late_ms_p99'):.2f} "
         f"| {100 * of('itl_error_share_median'):.3f}% | {100 * of('tok_per_s_error_share_median'):.3f}% | {gap} "
         f"| {100 * of('offered_share'):.2f}% | {cpu} "
         f"| {of('server_late_ms_median'):.2f} / {of('server_late_ms_p99'):.2f} |"

@@ -32,6 +32,7 @@ class Request:
 
     ttft_ms: float
     itl_ms: float
+    first_ns: float  # when it had the first token, on the machine's monotonic clock
     gaps_ms: tuple[float, ...] = ()
 
 
@@ -58,7 +59,7 @@ def ours(target: Target, texts: Sequence[str], streams: int, tokens: int, folder
     def read() -> Report:
         result = json.loads((folder / "ours.json").read_text())
         requests = {
-            text: Request(done["ttft_ms"], done["itl_ms"], tuple(done["gaps_ms"]))
+            text: Request(done["ttft_ms"], done["itl_ms"], done["first_ns"], tuple(done["gaps_ms"]))
             for text, done in zip(texts, result["requests"], strict=True)
         }
         return Report(requests, result["cpu_s"], result["notes"])
@@ -87,6 +88,7 @@ def work(folder: Path) -> None:
                 {
                     "ttft_ms": done.ttft_ms,
                     "itl_ms": done.decode_span_ms / done.decode_tokens,
+                    "first_ns": done.update_ns[0],
                     "gaps_ms": (numpy.diff(done.update_ns) / 1e6).tolist(),
                 }
                 for done in load.completions
@@ -129,8 +131,15 @@ def vllm_bench(python: str, tokenizer: str) -> Prepare:
             found = json.loads((folder / "vllm.json").read_text())
             return Report(
                 {
-                    text: Request(1e3 * ttft_s, 1e3 * float(numpy.mean(itls_s)), tuple(1e3 * s for s in itls_s))
-                    for text, ttft_s, itls_s in zip(texts, found["ttfts"], found["itls"], strict=True)
+                    text: Request(
+                        1e3 * ttft_s,
+                        1e3 * float(numpy.mean(itls_s)),
+                        1e9 * (start_s + ttft_s),
+                        tuple(1e3 * s for s in itls_s),
+                    )
+                    for text, start_s, ttft_s, itls_s in zip(
+                        texts, found["start_times"], found["ttfts"], found["itls"], strict=True
+                    )
                 }
             )
 
@@ -152,11 +161,14 @@ def guidellm(program: str, tokenizer: str) -> Prepare:
         argv += ["--output", f"kind=json,path={folder / 'guidellm.json'}"]
 
         def read() -> Report:
+            monotonic_ns = time.perf_counter_ns() - time.time_ns()  # its times are of the day
             found = json.loads((folder / "guidellm.json").read_text())["benchmarks"][0]["requests"]["successful"]
             return Report(
                 {
                     json.loads(done["request_args"])["body"]["prompt"]: Request(
-                        done["time_to_first_token_ms"], done["inter_token_latency_ms"]
+                        done["time_to_first_token_ms"],
+                        done["inter_token_latency_ms"],
+                        1e9 * done["info"]["timings"]["first_token_iteration"] + monotonic_ns,
                     )
                     for done in found
                 }

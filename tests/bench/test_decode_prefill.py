@@ -139,7 +139,7 @@ def test_every_metric_of_prefill_can_be_computed_from_the_samples(context):
 
 def test_a_twentieth_of_the_requests_failing_moves_no_latency_and_shows(context):
     """The broken ones would: the server cuts them after an update that came a second late, or answers at once."""
-    script = Script(gap_s=0.001, fault="fin", fault_every=20, fault_after_updates=2)
+    script = Script(gap_s=0.004, fault="fin", fault_every=20, fault_after_updates=2)
     sent, [found] = measure(
         "decode_ctx", script, {**DECODE, "contexts_tokens": [64], "repeats": 40, "generate_tokens": 31}, context
     )
@@ -155,7 +155,7 @@ def test_a_twentieth_of_the_requests_failing_moves_no_latency_and_shows(context)
     _, [found] = measure("prefill", script, {**PREFILL, "lengths_tokens": [128], "runs": 39}, context)
     assert found.status == "ok", found.reason
     assert found.metrics["prefill.errors"] == 2
-    assert found.metrics["prefill.prompt_tok_per_s.best.len128"] <= 128 / 0.02
+    assert found.metrics["prefill.prompt_tok_per_s.best.len128"] <= 128 / 0.019  # the server's timer counts in ms
 
 
 @pytest.mark.parametrize(
@@ -165,7 +165,7 @@ def test_a_twentieth_of_the_requests_failing_moves_no_latency_and_shows(context)
 def test_a_prompt_that_the_prefix_cache_knows_is_caught_by_either_witness(context, name, params, seen_in):
     """A real cache of blocks of 16: the first time all prompts are new, the second time none is."""
     script = Script(
-        gap_s=0.001,
+        gap_s=0.005,
         cache_block_tokens=16,
         cached_in_usage=seen_in == "usage",
         prefix_counters=seen_in == "counters",
@@ -226,7 +226,7 @@ def test_counters_that_do_not_agree_with_the_tokens_are_noted(context):
 
 def test_contexts_over_the_window_are_capped_once_where_that_is_asked_for(context):
     params = {**DECODE, "contexts_tokens": [0, 64, 9000, 100000], "repeats": 1, "over_window": "cap"}
-    sent, [found] = measure("decode_ctx", Script(gap_s=0.001), params, context, window_tokens=400)
+    sent, [found] = measure("decode_ctx", Script(gap_s=0.004), params, context, window_tokens=400)
     assert found.status == "ok", found.reason
     assert [len(record.body["prompt"]) for record in sent] == [16, 64, 339]
     assert {name for name in found.metrics if ".ms_per_step." in name} == {
@@ -242,7 +242,7 @@ def test_contexts_over_the_window_are_capped_once_where_that_is_asked_for(contex
 
 def test_a_context_longer_than_the_corpus_is_noted(context):
     params = {**DECODE, "contexts_tokens": [12000], "generate_tokens": 10, "repeats": 1}
-    sent, [found] = measure("decode_ctx", Script(gap_s=0.001), params, context, window_tokens=20000)
+    sent, [found] = measure("decode_ctx", Script(gap_s=0.01), params, context, window_tokens=20000)
     assert found.status == "ok", found.reason
     assert len(sent[0].body["prompt"]) == 12000
     assert len(found.notes) == 1
@@ -263,7 +263,7 @@ def test_contexts_that_cannot_be_measured_are_refused(lengths):
 
 def test_both_arms_are_asked_the_same_and_the_samples_prove_it(context):
     prompts = []
-    for gap_s in (0.0, 0.001):
+    for gap_s in (0.002, 0.003):
         sent, [found] = measure("decode_ctx", Script(gap_s=gap_s), {**DECODE, "repeats": 2}, context)
         prompts.append([s["prompt_sha256"] for s in found.samples if "prompt_sha256" in s])
         assert len(set(prompts[-1])) == len(sent) == 4

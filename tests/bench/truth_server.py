@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import random
 import subprocess
 import sys
 import time
@@ -24,6 +23,7 @@ from typing import Any
 import numpy
 import uvloop
 from aiohttp import web
+from aiohttp.web_protocol import RequestHandler
 
 from orchestrator.records import Target
 
@@ -80,6 +80,30 @@ class Sent:
     end_ns: int = 0
 
 
+_read_ns: dict[RequestHandler, int] = {}  # when a connection's request was first read
+
+
+_RECEIVED_NS = web.RequestKey("received_ns", int)
+_plain_data_received = RequestHandler.data_received
+
+
+def _stamped_data_received(protocol: RequestHandler, data: bytes) -> None:
+    _read_ns.setdefault(protocol, time.perf_counter_ns())
+    _plain_data_received(protocol, data)
+
+
+RequestHandler.data_received = _stamped_data_received  # a handler starts only after those of all that came with it
+
+
+@web.middleware
+async def _stamp(request: web.Request, handler: Callable[[web.Request], Any]) -> web.StreamResponse:
+    request[_RECEIVED_NS] = _read_ns.pop(request.protocol)
+    try:
+        return await handler(request)
+    finally:
+        _read_ns.pop(request.protocol, None)  # the rest of a long body
+
+
 class TruthServer:
     def __init__(self, script: Script) -> None:
         self.script = script
@@ -96,7 +120,7 @@ class TruthServer:
         self._created_s = time.time()
 
     def app(self) -> web.Application:
-        app = web.Application(client_max_size=2**26)
+        app = web.Application(client_max_size=2**26, middlewares=[_stamp])
         app.router.add_get("/health", self._health)
         app.router.add_get("/v1/models", self._models)
         app.router.add_get("/metrics", self._metrics)
@@ -150,7 +174,7 @@ class TruthServer:
         return web.json_response({"prompt": bytes((await request.json())["tokens"]).decode(errors="replace")})
 
     async def _completions(self, request: web.Request) -> web.StreamResponse:
-        received_ns = time.perf_counter_ns()
+        received_ns = request[_RECEIVED_NS]
         body = await request.json()
         if body["model"] != MODEL:
             return web.json_response({"error": {"message": f"no model {body['model']}"}}, status=404)
@@ -160,9 +184,12 @@ class TruthServer:
         self.sent.append(record)
         if self.script.restart_after and len(self.sent) == self.script.restart_after + 1:
             self._restart()
-        faulty = bool(self.script.fault) and len(self.sent) % self.script.fault_every == 0
+        number = len(self.sent)
+        faulty = bool(self.script.fault) and number % self.script.fault_every == 0
         try:
-            return await self._stream(request, record, self.script.fault if faulty else "")
+            # the work for a request waits until those that came with it are read
+            await asyncio.sleep(min(0.02, self.script.ttft_s / 4))
+            return await self._stream(request, record, self.script.fault if faulty else "", number)
         finally:
             record.end_ns = time.perf_counter_ns()
 
@@ -177,7 +204,7 @@ class TruthServer:
             positions.append({str(token): {"logprob": float(logprobs[token]), "rank": 1} for token in kept})
         return web.json_response({"choices": [{"text": "a", "prompt_logprobs": positions}]})
 
-    async def _stream(self, request: web.Request, record: Sent, fault: str) -> web.StreamResponse:
+    async def _stream(self, request: web.Request, record: Sent, fault: str, number: int) -> web.StreamResponse:
         script, body = self.script, record.body
         if fault == "http500":
             return web.json_response({"error": {"message": "engine is dead"}}, status=500)
@@ -186,7 +213,7 @@ class TruthServer:
         cached = self._take_prompt(prompt)
         updates, finish_reason = self._updates(body, chat)
         first_ns = record.received_ns + int(1e9 * (script.ttft_s + len(prompt) * script.ttft_s_per_prompt_token))
-        record.due_ns = self._due(first_ns, len(updates))
+        record.due_ns = self._due(first_ns, len(updates), number)
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
         usage = _Usage(
@@ -203,10 +230,10 @@ class TruthServer:
             await asyncio.sleep(script.keepalive_s)
             await response.write(b": waiting\n\n")
         total = 0
-        for number, (text, tokens) in enumerate(updates):
+        for at, (text, tokens) in enumerate(updates):
             if fault == "never":
                 await asyncio.sleep(30)
-            if fault and number == script.fault_after_updates:
+            if fault and at == script.fault_after_updates:
                 if fault == "stall":
                     await asyncio.sleep(30)
                 if fault in ("fin", "rst"):
@@ -219,14 +246,14 @@ class TruthServer:
                 if fault == "truncated":
                     return response
             total += tokens
-            if script.drafter and number:
+            if script.drafter and at:
                 self._verify_draft(tokens)
-            last = number == len(updates) - 1 and fault != "no_finish_reason"
-            key = script.reasoning_field if number < script.reasoning_updates else "content"
+            last = at == len(updates) - 1 and fault != "no_finish_reason"
+            key = script.reasoning_field if at < script.reasoning_updates else "content"
             choice: dict[str, Any] = {"delta": {key: text}} if chat else {"text": text}
             choice["finish_reason"] = finish_reason if last else None
             event = _event(chat, choice, usage.text(total))
-            await _until(record.due_ns[number])
+            await _until(record.due_ns[at])
             if script.split_s:
                 await response.write(event[:50])
                 await asyncio.sleep(script.split_s)
@@ -264,16 +291,14 @@ class TruthServer:
         for at in range(min(tokens - 1, self.script.draft_tokens)):
             self.accepted_at[at] += 1
 
-    def _due(self, first_ns: int, count: int) -> list[int]:
+    def _due(self, first_ns: int, count: int, seed: int) -> list[int]:
         """When each update is to be written."""
-        script, generator = self.script, random.Random(len(self.sent))
-        at_ns = first_ns + int(1e9 * generator.uniform(0.0, script.ttft_spread_s))
-        due_ns = [at_ns]
-        for number in range(1, count):
-            gap_s = script.gap_s * generator.uniform(1.0 - script.gap_spread, 1.0 + script.gap_spread)
-            at_ns += int(1e9 * (gap_s + (script.freeze_s if number == script.freeze_before else 0.0)))
-            due_ns.append(at_ns)
-        return due_ns
+        script, generator = self.script, numpy.random.default_rng(seed)
+        first_ns += int(1e9 * generator.uniform(0.0, script.ttft_spread_s))
+        gaps_s = script.gap_s * generator.uniform(1.0 - script.gap_spread, 1.0 + script.gap_spread, max(0, count - 1))
+        if script.freeze_s and len(gaps_s) >= script.freeze_before:
+            gaps_s[script.freeze_before - 1] += script.freeze_s
+        return [first_ns, *(first_ns + (1e9 * gaps_s.cumsum()).astype(int)).tolist()]
 
     def _updates(self, body: dict[str, Any], chat: bool) -> tuple[list[tuple[str, int]], str]:
         """[(text, tokens)] of each update, and the finish reason."""
@@ -379,11 +404,17 @@ def spawned(script: Script, window_tokens: int = 4096) -> Iterator[TruthProcess]
     server = subprocess.Popen(
         [sys.executable, __file__, json.dumps(fields)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
-    assert server.stdout is not None
+    assert server.stdin is not None and server.stdout is not None
     try:
         yield TruthProcess(Target(server.stdout.readline().strip(), MODEL, window_tokens))
     finally:
-        server.communicate(timeout=10)
+        server.stdin.close()
+        try:
+            server.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            server.kill()
+            server.wait()
+        server.stdout.close()
 
 
 async def _serve_until_stdin_closes(script: Script) -> None:
