@@ -47,15 +47,16 @@ def faults(gate: Gate, results: Sequence[BootResult]) -> list[str]:
 
 
 def flat(plan: Mapping[str, Any]) -> dict[str, str]:
-    """The plan's fields, with the places of what is compared (checkpoint, caches, plugin) by their role."""
+    """The plan's fields; where others name the place of checkpoint, drafter, caches or plugin, they name its role."""
     roles = {str(plan["cache_dir"]): "<cache>", str(plan["checkpoint"]["path"]): "<checkpoint>"}
     if plan.get("drafter"):
         roles[str(plan["drafter"]["path"])] = "<drafter>"
     sha256 = plan["plugin"]["sha256"][:16]  # names the directory of the plugin
     shown = {}
     for name, value in fields(plan).items():
-        for path, role in sorted(roles.items(), key=lambda item: -len(item[0])):
-            value = value.replace(path, role)
+        if name not in ("checkpoint path", "drafter path"):
+            for path, role in sorted(roles.items(), key=lambda item: -len(item[0])):
+                value = value.replace(path, role)
         shown[name] = value if name.startswith("plugin ") else re.sub(rf"/{re.escape(sha256)}\b", "/<plugin>", value)
     return {name: value for name, value in shown.items() if name not in DERIVED}
 

@@ -29,7 +29,7 @@ def fidelity(compared: Compared, look: Look) -> CriterionResult:
     sums = _mean_by_arm(compared, [[found[name][0] for name in names] for found in by_boot])
     sizes = [by_boot[0][name][1] for name in names]
     drawn = resample.weighted_difference([b - a for a, b in zip(sums["a"], sums["b"], strict=True)], sizes)
-    low, high = _with_boots(compared, look, drawn, compared.values())
+    low, high = _with_boots(compared, look, drawn.value, drawn.interval(look.confidence), compared.values())
     limit = compared.criterion.threshold or 0.0
     state = paired.decide((-high, -low), -limit)
     said = (
@@ -63,7 +63,8 @@ def acceptance(compared: Compared, look: Look) -> CriterionResult:
     if not all(sum(part) > 0 for part in (*tokens.values(), *steps.values())):
         return compared.result("INVALID", unit, "drafts: an arm has none")
     drawn = resample.log_ratio_of_ratios(tokens["a"], steps["a"], tokens["b"], steps["b"])
-    low, high = _with_boots(compared, look, drawn, [math.log(value) for value in compared.values()])
+    logs = [math.log(value) for value in compared.values()]
+    low, high = _with_boots(compared, look, drawn.value, drawn.interval(look.confidence), logs)
     state, distance, wanted = benefit_state(compared.criterion, drawn.value, (low, high))
     effect, ends = math.expm1(drawn.value), (math.expm1(low), math.expm1(high))
     said = (
@@ -110,7 +111,8 @@ def accuracy(compared: Compared, look: Look) -> CriterionResult:
         for arm in ("a", "b")
     }
     found = proportions.discordance(right["a"], right["b"])
-    low, high = proportions.score_interval(found, look.confidence)
+    over_questions = proportions.score_interval(found, look.confidence)
+    low, high = _with_boots(compared, look, found.difference, over_questions, compared.values())
     margin = criterion.threshold or 0.0
     state = paired.decide((low, high), -margin)
     a_only, b_only = proportions.disagreeing(right["a"], right["b"])
@@ -173,20 +175,21 @@ def identical(compared: Compared, look: Look) -> CriterionResult:
     elif not differing:
         state = "PASS"
     if differing:
-        said += f"; boots of one build would differ between the arms as much with p = {p:.2g}"
+        said += f"; boots of one build would be as far apart with p = {p:.2g}"
     share = len(differing) / len(repeated) if repeated else None
     return compared.result(state, "share", f"{said} ({_boots(compared)})", effect=share)
 
 
-def _with_boots(compared: Compared, look: Look, drawn: resample.Resampled, values: list[float]) -> tuple[float, float]:
-    """The interval over items, widened by what whole boots differ: the two half-widths add in quadrature."""
-    low, high = drawn.interval(look.confidence)
+def _with_boots(
+    compared: Compared, look: Look, value: float, interval: tuple[float, float], of_boots: list[float]
+) -> tuple[float, float]:
+    """The interval over items, widened by what whole boots differ in `of_boots`: half-widths add in quadrature."""
     where = compared.layout()
-    boots = paired.estimate(values, where, None, 0.0) if where else None
+    boots = paired.estimate(of_boots, where, None, 0.0) if where else None
     if boots is None:
-        return low, high
-    of_boots = boots.interval(look.confidence)[1] - boots.effect
-    return drawn.value - math.hypot(drawn.value - low, of_boots), drawn.value + math.hypot(high - drawn.value, of_boots)
+        return interval
+    half = boots.interval(look.confidence)[1] - boots.effect
+    return value - math.hypot(value - interval[0], half), value + math.hypot(interval[1] - value, half)
 
 
 def _items_needed(distance: float, drawn: resample.Resampled, look: Look, items: str) -> str:

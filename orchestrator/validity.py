@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 from orchestrator import arms
 from orchestrator.gate import BootResult, Gate
-from orchestrator.labels import title
 from orchestrator.records import Measurement
 
 
@@ -20,7 +19,7 @@ def faults(gate: Gate, results: Sequence[BootResult]) -> list[str]:
     found += arms.faults(gate, results)
     for result in results:
         found += [
-            f"{title(m)}: {m.reason or 'invalid'} (boot {result.run_id}, arm {result.arm})"
+            f"{m.bench}.status: {m.reason or 'invalid'} (boot {result.run_id}, arm {result.arm})"
             for m in result.measurements.values()
             if m.status != "ok"
         ]
@@ -82,7 +81,7 @@ def _bench_faults(results: Sequence[BootResult]) -> list[str]:
             found += _unequal(first, result.measurements[bench], f"boots {having[0].run_id} and {result.run_id}")
         blocks = {result.block for result in having}
         found += [
-            f"{title(first)}: not measured on boot {result.run_id} of arm {result.arm}, but on others of its block"
+            f"{bench}: not measured on boot {result.run_id} of arm {result.arm}, but on others of its block"
             for result in results
             if result.block in blocks and bench not in result.measurements
         ]

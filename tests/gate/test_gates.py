@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from orchestrator import gate
+from orchestrator import arms, gate
 from orchestrator.errors import UsageError
+from orchestrator.gate import BootResult
+from orchestrator.records import Boot, to_jsonable
 
 FILES = sorted((Path(__file__).parents[2] / "conf" / "gate").glob("*.yaml"))
 NAMES = {"drafter", "floor", "format", "identical", "kernel", "speculation"}
@@ -70,3 +72,28 @@ def test_a_mistake_is_one_line_that_names_the_key(change, said):
 def test_a_gate_that_is_not_there_is_said():
     with pytest.raises(UsageError, match=r"none\.yaml: No such file"):
         gate.load("none")
+
+
+@pytest.mark.parametrize(
+    ("name", "a", "b"),
+    [
+        ("speculation", "speculation@variant.speculation=dflash5", "speculation@variant.speculation=dflash7"),
+        ("speculation", "speculation@variant.speculation=none", "speculation@variant.speculation=ngram5"),
+        ("drafter", "box.model.drafter=drafter-old", "box.model.drafter=drafter-new"),
+        ("kernel", "+variant.knobs.RADIANCE_PQ_ROT_STREAM3=0", "+variant.knobs.RADIANCE_PQ_ROT_STREAM3=1"),
+        ("identical", "+variant.knobs.RADIANCE_PQ_ATILED=0", "+variant.knobs.RADIANCE_PQ_ATILED=1"),
+    ],
+)
+def test_a_gate_allows_what_its_changes_change_in_the_plan(plan_of, name, a, b):
+    spoken = () if a.startswith("spec") else ("speculation@variant.speculation=dflash5",)
+    common = ("+variant=int4", "box=r9700x2", "engine=podman", *spoken)
+    plans = [to_jsonable(plan_of(*common, override)) for override in (a, b)]
+    boot = Boot("n", "measured", "", "warm", "2026-09-01T00:00:00+00:00")
+    results = [
+        BootResult(arm, 0, n, arm, plan, boot, {}) for n, (arm, plan) in enumerate(zip("ab", plans, strict=True))
+    ]
+    found = arms.faults(gate.load(name), results)
+    assert not [line for line in found if not line.startswith("attestation")], found
+    assert arms.differences(*map(arms.flat, plans))
+    wrong = arms.faults(gate.load("format"), results) if name in ("speculation", "drafter") else ["does not declare"]
+    assert "does not declare" in wrong[0]

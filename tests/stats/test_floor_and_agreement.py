@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import permutations
+from itertools import combinations, permutations
 
 import numpy
 import pytest
@@ -55,9 +55,10 @@ def test_age_is_counted_from_the_floors_last_boot():
     assert floor_of([25.0] * 8).age_days("2026-09-11T12:00:00+00:00") == 10.5
 
 
-def test_outputs_that_differ_between_the_arms_alone_are_found():
-    a, b = [["x"] * 6] * 2, [["x", "x", "y", "y", "y", "y"]] * 2
-    assert agreement.apart(a, b) == pytest.approx(3.0**-4, rel=0.2)  # each prompt splits so by chance in 1 of 3
+@pytest.mark.parametrize(("boots", "least"), [(2, 2 / 6), (4, 2 / 70), (6, 2 / 924)])
+@pytest.mark.parametrize("prompts", [1, 30])
+def test_outputs_that_differ_between_the_arms_alone_have_the_least_p(boots, least, prompts):
+    assert agreement.apart([["x"] * prompts] * boots, [["y"] * prompts] * boots) == pytest.approx(least)
 
 
 def test_equal_outputs_are_no_difference():
@@ -70,16 +71,26 @@ def test_boots_that_stray_alone_are_no_difference_between_the_arms():
     assert agreement.apart(a, b) > 0.2
 
 
-def test_the_p_value_is_that_of_all_assignments_of_outputs_to_boots():
-    prompts = ["xxyz", "xyyy"]  # outputs of boots a, a, b, b
+def test_a_mode_of_whole_boots_is_no_difference_between_the_arms():
+    quiet, other = ["x"] * 50, ["y"] * 50
+    assert agreement.apart([quiet] * 4, [quiet, other, quiet, other]) > 0.2
 
-    def apart(outputs: str) -> float:
-        a1, a2, b1, b2 = outputs
-        across = ((a1 == b1) + (a1 == b2) + (a2 == b1) + (a2 == b2)) / 4
-        return ((a1 == a2) + (b1 == b2)) / 2 - across
 
-    seen = sum(map(apart, prompts))
-    each = [[apart("".join(order)) for order in permutations(outputs)] for outputs in prompts]
-    exact = numpy.mean([one + two >= seen - 1e-9 for one in each[0] for two in each[1]])
-    boots = list(zip(*prompts, strict=True))
-    assert agreement.apart(boots[:2], boots[2:]) == pytest.approx(exact, abs=0.015)
+def test_the_p_value_is_that_of_all_orders_of_the_boots():
+    boots = ["xxyz", "xyyy", "xxyy", "zyyx", "xxyz"]  # a letter for each prompt; two boots of A, three of B
+
+    def statistic(order: tuple[str, ...]) -> float:
+        within, across = [], []
+        for (i, one), (j, other) in combinations(enumerate(order), 2):
+            share = sum(x == y for x, y in zip(one, other, strict=True))
+            (within if (i < 2) == (j < 2) else across).append(share)
+        return numpy.mean(within) - numpy.mean(across)
+
+    exact = numpy.mean([statistic(order) >= statistic(tuple(boots)) - 1e-9 for order in permutations(boots)])
+    assert agreement.apart(boots[:2], boots[2:]) == pytest.approx(exact)
+
+
+def test_many_boots_are_split_by_a_sample():
+    a, b = [["x", "y"]] * 12, [["x", "z"]] * 12
+    assert agreement.apart(a, b) < 0.001
+    assert agreement.apart(a[:6] + b[:6], a[:6] + b[:6]) > 0.3
