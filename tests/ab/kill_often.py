@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import select
 import shutil
 import signal
 import sys
@@ -24,7 +25,7 @@ from tests.boot.test_boot import free_port
 
 KILLS = 10
 EARLY = 2  # of them at any time from the start on, the others while boots are made
-LOOKS = (3, 4)  # more boots than the kills leave time for
+LOOKS = (3, 4)  # 12 boots or more, of which the kills let through 8 at most
 
 
 def parent_run(world: World) -> catalog.Entry | None:
@@ -34,8 +35,8 @@ def parent_run(world: World) -> catalog.Entry | None:
 
 
 def child(world: World, port: int) -> tuple[int, int]:
-    """Start the A/B, or go on with it, in a process of its own; returns its pid, and a pipe that tells when it is
-    about to boot."""
+    """Start the A/B, or go on with it, in a process of its own; returns its pid, and a pipe that tells of every boot
+    that it begins."""
     read, write = os.pipe()
     if pid := os.fork():
         os.close(write)
@@ -43,7 +44,7 @@ def child(world: World, port: int) -> tuple[int, int]:
     code = 99
     try:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        world.ready_fd = write
+        world.boots_fd = write
         test = world.test(replace(GATE, looks=LOOKS), port=port)
         entry = parent_run(world)
         code = ab_run.resume(entry, test.paths, [], quiet=True) if entry else ab_run.start(test, [], quiet=True)
@@ -60,19 +61,18 @@ def main(root: Path, seed: int) -> None:
         (world.root / "tracking").mkdir(parents=True)
         shutil.copyfile(root / "template" / "mlflow.db", world.root / "tracking" / "mlflow.db")
     whole, world = worlds
-    pid, ready = child(whole.install(setattr), port)
-    began_s, _ = time.monotonic(), os.read(ready, 1)
+    pid, begins = child(whole.install(setattr), port)
+    began_s, _ = time.monotonic(), os.read(begins, 1)
     ready_s = time.monotonic() - began_s
     expected = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     boot_s = (time.monotonic() - began_s - ready_s) / (4 * LOOKS[0])
     world.install(setattr)
     for kill in range(KILLS):
-        pid, ready = child(world, port)
-        if kill < EARLY:
-            time.sleep(chance.uniform(0, ready_s))
-        else:
-            os.read(ready, 1)
-            time.sleep(chance.uniform(0, 1.6 * boot_s))
+        pid, begins = child(world, port)
+        if kill >= EARLY:
+            os.read(begins, 1)
+        longest_s = ready_s if kill < EARLY else boot_s
+        select.select([begins], [], [], chance.uniform(0, longest_s))  # at the next boot's begin at the latest
         os.kill(pid, signal.SIGKILL)
         if os.waitpid(pid, 0)[1] != signal.SIGKILL:
             raise SystemExit(f"the A/B was done after {kill} kills")

@@ -60,7 +60,7 @@ class World:
     sd: float = 0.002
     fault: Callable[[Slot, int], str] = lambda slot, attempt: ""
     not_ready: int = 0  # how often `make_ready` fails
-    ready_fd: int | None = None  # told when the first boot is about to be made
+    boots_fd: int | None = None  # told of every boot that begins
     made: list[str] = field(default_factory=list)  # the boots of this process, by slot
 
     def test(self, gate: Gate = GATE, kind: str = "ab", **changes) -> ABTest:
@@ -99,8 +99,6 @@ class Simulated:
     tries: dict[Slot, int] = field(default_factory=dict)
 
     def make_ready(self, log) -> None:
-        if self.world.ready_fd is not None:
-            os.write(self.world.ready_fd, b".")
         if self.world.not_ready:
             self.world.not_ready -= 1
             raise BootError("the server of the warm-up did not come up")
@@ -114,6 +112,8 @@ class Simulated:
         return {**shared, "source": "simulated", "suite": SUITE.name, "suite_digest": identity.suite_digest(SUITE)}
 
     def boot(self, slot: Slot, log) -> None:
+        if self.world.boots_fd is not None:
+            os.write(self.world.boots_fd, b".")
         self.world.made.append(str(slot))
         self.tries[slot] = self.tries.get(slot, 0) + 1
         fault = self.world.fault(slot, self.tries[slot])

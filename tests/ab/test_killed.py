@@ -38,7 +38,7 @@ def test_it_was_killed_ten_times(killed):
     root, said = killed
     assert said["kills"] == 10
     states = Counter(found.state for found in boots(root, "killed", said["killed"][0]))
-    assert states["cut off"] >= 3, "most kills hit a boot"
+    assert states["cut off"] >= 2, "kills that hit a boot, not what is between two"
 
 
 def test_no_boot_is_lost_and_none_is_there_twice(killed):
