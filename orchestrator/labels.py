@@ -39,6 +39,7 @@ WORDS = {  # `<what>` of a metric's name -> (words, unit)
     "client_lag_ms.p99": ("Client lag p99", "ms"),
     "acceptance_length": ("Acceptance length", "tok/step"),
     "accepted_share": ("Accepted drafts", "%"),
+    "tokens_per_step": ("Tokens per step", "tok/step"),
     **{f"accepted_share.pos{position}": (f"Accepted at {position}", "%") for position in range(16)},
     "repeated_8gram_share": ("Repeated 8-grams", "%"),
     "prompt_tok_per_s": ("Prefill", "tok/s"),

@@ -4,6 +4,7 @@ One request is in flight at a time and the counters are read around it, so each 
 
     acceptance length = 1 + accepted / drafts        accepted share = accepted / drafted
     accepted share at position i = accepted at i / drafts
+    tokens per step = tokens after the first update / updates after the first, drafted or not
 
 The interval resamples prompts. With `claim: drafter` fewer than 50,000 completion tokens are INVALID: the difference
 between two drafters is smaller than what fewer tokens can tell. A prompt that is sampled twice may find its own prefix
@@ -143,6 +144,8 @@ def summary(samples: Sequence[dict[str, Any]], seed: int) -> dict[str, float]:
         "acceptance.acceptance_length.ci_high": high,
         "acceptance.accepted_share": accepted / drafted if drafted else 0.0,
         **{f"acceptance.accepted_share.pos{n}": float(share) for n, share in enumerate(at_position)},
+        "acceptance.tokens_per_step": sum(sum(sample["update_tokens"][1:]) for sample in good)
+        / max(1, sum(len(at) - 1 for at in updates_ms)),
         "acceptance.ms_per_step": sum(at[-1] - at[0] for at in updates_ms)
         / max(1, sum(len(at) - 1 for at in updates_ms)),
         "acceptance.tok_per_s": 1e3 * tokens / sum(sample["end_ms"] for sample in good),

@@ -66,6 +66,8 @@ def shapes(
         concurrency |= set(bench.concurrency)
         read = material_tokens(bench).values() if bench.grid else ()
         lengths |= {length: GENERATE_TOKENS for length in read if 0 < length <= window_tokens - GENERATE_TOKENS}
+    if params.keys() & {"acceptance", "greedy"}:
+        concurrency.add(1)
     if bench := params.get("battery"):
         concurrency.add(bench.concurrency)
         fitting = [length for length in bench.contexts_tokens if length <= window_tokens - bench.needle_max_tokens]

@@ -63,6 +63,7 @@ def test_every_metric_can_be_computed_from_the_samples(context):
         "acceptance_length.ci_low": low,
         "acceptance_length.ci_high": high,
         "accepted_share": accepted.sum() / sum(sample["draft_tokens"] for sample in found.samples),
+        "tokens_per_step": 12 * 40 / sum(steps for _, steps in spans),
         "ms_per_step": sum(span for span, _ in spans) / sum(steps for _, steps in spans),
         "tok_per_s": 1e3 * 12 * 41 / sum(sample["end_ms"] for sample in found.samples),
         "tokens": sum(sample["completion_tokens"] for sample in found.samples),
