@@ -28,10 +28,12 @@ def register() -> None:
         return
     from vllm.model_executor.layers import quantization
 
-    from paroquant_gfx1201.vllm_glue import config, nvfp4
+    from paroquant_gfx1201.vllm_glue import config
 
     methods = [config.ParoQuantConfig, config.GptqModelParoConfig, config.ParoMxfp4Config]
     if knobs.switch(os.environ, "RADIANCE_NVFP4_MXFP4"):
+        from paroquant_gfx1201.vllm_glue import nvfp4
+
         methods.append(nvfp4.Nvfp4Config)
     for method in methods:
         # Registering twice is allowed, but vLLM warns about it in every process.
