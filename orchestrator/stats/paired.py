@@ -112,13 +112,14 @@ def estimate(values: Sequence[float], where: Layout, floor_sd: float | None, flo
     import numpy
 
     y = numpy.asarray(values, dtype=float)
+    effect = float(y @ where.contrast)
     own = scatter(y, where.residuals) if where.dof else 0.0
     prior = floor_dof if floor_sd is not None else 0.0
     if where.dof == 0 and prior <= 0:
         return None
     variance, dof, borrowed = (v.item() for v in moderate(own, where.dof, (floor_sd or 0.0) ** 2, prior))
     return Estimate(
-        effect=float(y @ where.contrast),
+        effect=0.0 if abs(effect) < rounding(y) else effect,
         sd=variance**0.5,
         se=(variance * where.factor) ** 0.5,
         dof=dof,
@@ -131,10 +132,15 @@ def estimate(values: Sequence[float], where: Layout, floor_sd: float | None, flo
 
 def scatter(y: Any, residuals: Any) -> float:
     """sigma^2 by the residual directions (boots, dof); 0 where the numbers are equal but for their rounding."""
+    found = float(((y @ residuals) ** 2).mean())
+    return found if found > rounding(y) ** 2 else 0.0
+
+
+def rounding(y: Any) -> float:
+    """What sums of `y` may be off by in float64; a difference below it is none."""
     import numpy
 
-    found = float(((y @ residuals) ** 2).mean())
-    return found if found > (1e-12 * max(1.0, float(numpy.abs(y).max()))) ** 2 else 0.0
+    return 1e-12 * max(1.0, float(numpy.abs(y).max()))
 
 
 def quantile(probability: float, dof: float) -> float:

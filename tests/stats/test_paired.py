@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy
 import pytest
 import statsmodels.api
@@ -107,6 +109,13 @@ def test_equal_numbers_are_known_exactly():
     where = paired.layout(*blocks_of(ABBA, BAAB))
     found = paired.estimate([1.0, 2.0, 2.0, 1.0, 2.0, 1.0, 1.0, 2.0], where, None, 0.0)
     assert found.interval(0.999) == pytest.approx((1.0, 1.0))
+
+
+def test_the_same_numbers_from_both_arms_are_no_effect_and_prove_no_superiority():
+    where = paired.layout(*blocks_of(ABBA, BAAB))
+    for value in (23.29, 0.0126, 3328.0):
+        found = paired.estimate([math.log(value)] * 8, where, None, 0.0)
+        assert found.effect == 0.0 and paired.decide(found.interval(0.9), 0.0) == "INCONCLUSIVE"
 
 
 @pytest.mark.parametrize(
