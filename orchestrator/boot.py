@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from orchestrator import compile_cache, engines, evidence, interrupts, journal, owner, probe
+from orchestrator import compile_cache, engines, evidence, interrupts, journal, kernel_log, owner, probe
 from orchestrator.engines import Server, daemon
 from orchestrator.errors import BootError, OrchestratorError, UsageError
 from orchestrator.plan import ServePlan, secrets_of, with_nonce
@@ -54,11 +54,12 @@ def serving(plan: ServePlan, engine: Engine, purpose: str, state: Path) -> Itera
 
     Faults that make a boot unusable but let it serve (a variable that did not arrive, a compile on a warm boot) are
     the record's `reasons` with status "invalid". Raises BootError where it does not come up, UsageError for a taken
-    port.
+    port or a compile cache of another plugin build.
     """
     check_port(plan.host, plan.port)
     secrets = secrets_of(plan, os.environ)
     cache_dir = Path(plan.cache_dir)
+    compile_cache.require_own(cache_dir, plan.plugin.sha256)
     cache_state = compile_cache.state(cache_dir)
     before = compile_cache.compiled(cache_dir)
     nonce = journal.new_nonce()
@@ -66,7 +67,7 @@ def serving(plan: ServePlan, engine: Engine, purpose: str, state: Path) -> Itera
     labels = {"box": plan.box, "purpose": purpose, "owner": str(owner.current().pid)}
     server: Server | None = None
     nothing_started = False
-    with interrupts.once() as interrupted:
+    with kernel_log.Watch() as kernel, interrupts.once() as interrupted:
         directory = journal.open_boot(state, nonce, purpose, plan.fingerprint, engine.kind, socket_url)
         _opened.append(directory)
         try:
@@ -75,12 +76,12 @@ def serving(plan: ServePlan, engine: Engine, purpose: str, state: Path) -> Itera
             boot = Boot(nonce, purpose, plan.fingerprint, cache_state, _now(), log_path=str(log_path))
             started = time.monotonic()
             server = engines.start(plan, engine, argv, env, nonce, directory, labels)
-            max_len = _wait_ready(plan, server, name, log_path, engine.ready_timeout_s)
+            max_len = _wait_ready(plan, server, name, log_path, engine.ready_timeout_s, kernel)
             boot = _inspect(plan, replace(boot, boot_s=time.monotonic() - started), server, directory)
             running = Running(Target(f"http://{plan.host}:{plan.port}", name, max_len), boot)
             yield running
             rss: int | None = server.peak_rss_bytes()
-            faults = _ended(server, boot.processes)
+            faults = _ended(server, boot.processes) + _gpu_faults(kernel)
         except UsageError:
             nothing_started = server is None
             raise
@@ -119,7 +120,13 @@ def _ended(server: Server, at_ready: Sequence[EnvReading]) -> list[str]:
     return [f"ended while the server was measured: {', '.join(gone)}"] if gone else []
 
 
-def _wait_ready(plan: ServePlan, server: Server, name: str, log_path: Path, timeout_s: float) -> int:
+def _gpu_faults(kernel: kernel_log.Watch) -> list[str]:
+    return [f"the kernel log has a GPU fault: {line[:160]}" for line in kernel.gpu_faults()[:1]]
+
+
+def _wait_ready(
+    plan: ServePlan, server: Server, name: str, log_path: Path, timeout_s: float, kernel: kernel_log.Watch
+) -> int:
     """Until our process is alive, /health is 200, /v1/models carries the nonce and the KV line is there.
 
     Returns the model's window in tokens. Raises BootError with the end of the log.
@@ -135,7 +142,7 @@ def _wait_ready(plan: ServePlan, server: Server, name: str, log_path: Path, time
             reason = "did not end, though its engine failed" if stuck else f"was not ready after {timeout_s:.0f} s"
         if reason is not None:
             log = _read(log_path)
-            cause = evidence.hint(log)
+            cause = kernel.hint() or evidence.hint(log)
             line = f"the server of variant {plan.variant} {reason}" + (f": {cause}" if cause else "")
             raise BootError(f"{line}; its log: {log_path}", evidence.last_useful_lines(log), log_path)
         if probe.body(f"{base}/health") is not None and evidence.kv_tokens(_read(log_path)) is not None:

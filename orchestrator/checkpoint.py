@@ -99,6 +99,16 @@ def _found(name: str, models_dir: str | None) -> Checkpoint:
     return Checkpoint(str(path), {}, content_id(path))
 
 
+def vocabulary(directory: Path) -> int | None:
+    """How many tokens the model's logits are over; None where its config.json is not there or does not say."""
+    try:
+        config = json.loads((directory / "config.json").read_text())
+    except (OSError, ValueError):
+        return None
+    found = (config.get("text_config") or config).get("vocab_size")
+    return found if isinstance(found, int) else None
+
+
 def content_id(directory: Path) -> str:
     """What the directory holds, in 12 hexadecimal digits; empty where it holds no model.
 

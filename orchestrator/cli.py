@@ -6,16 +6,17 @@ import errno
 import io
 import math
 import os
+import re
 import signal
 import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator import __version__
 from orchestrator.errors import OrchestratorError, UsageError
+from orchestrator.verbs import OWNERS, READERS, SECOND_WORDS, VERBS
+from orchestrator.verbs.options import Options
 
 HELP = """\
 usage: python -m orchestrator [VERB] [options] [Hydra overrides]
@@ -25,6 +26,14 @@ verbs
   plan      print the server that would be started and a command line that starts it, start nothing;
             `plan --diff A B` prints where the servers of two variants differ
   prepare   make the checkpoints the variant needs, start nothing
+  ab        boot two variants in blocks and let a gate decide: `ab +variant@a=X +variant@b=Y gate=NAME`, or
+            `ab +experiment=NAME`; with kind=floor and the same variant twice, measure the box's own noise
+  verdict   `verdict RUN_ID` computes the verdict of an A/B again, from its records alone
+  list      the recorded runs and A/Bs with their verdicts
+  compare   `compare RUN_ID RUN_ID ...` puts the metrics of runs side by side, where they can be paired
+  floor     the noise of each box, stack and metric, as far as it was measured
+  ledger    results that others published; `ledger import` brings them into MLflow, beside the measured runs
+  cases     `cases FILE.yaml` runs decisions that people took through the gate and shows where it decides otherwise
   prod      show what serves as prod on each box; `prod start +variant=NAME` fills the slot of a box and serves it,
             `prod stop` drains, stops and empties it
   guard     one pass: end what killed runs left, bring back prod that should serve (a timer is in systemd/)
@@ -33,6 +42,10 @@ verbs
 
 overrides
   +variant=NAME      what is served; the files of conf/variant
+  +variant@a=NAME +variant@b=NAME
+                     the two arms of an A/B, whose keys are then a.knobs.KNOB=1, b.speculation.tokens=7 and so on
+  +experiment=NAME   an A/B by its name: the files of experiments/
+  gate=NAME          what decides it: the files of conf/gate
   box=NAME           where: cpu, r9700x2, or auto (default: the box whose devices are present)
   engine=NAME        how: process, docker, podman (default: the box's own)
   suite=NAME         how much is measured: smoke, quick (default), full
@@ -44,9 +57,12 @@ overrides
   paths.cache=DIR    where models and compile caches go (default: the XDG cache directory)
 
 options
-  --json             plan: as JSON
+  --json             plan, list, verdict: as JSON
   --diff A B         plan: A and B are variants; overrides of one of them go in its quotes, as in
                      --diff int5 'int5 +variant.knobs.RADIANCE_PQ_I8=1'
+  --resume RUN_ID    ab: go on with an A/B that was interrupted or killed
+  --power            ab: how many boots and hours the gate's effects need on this box; start nothing
+  --all              list: the boots of A/Bs and published results too
   -m, --multirun     run: one run for each value of a list, as in +variant=int4,int5
   -q, --quiet        no progress
   --now              prod stop: without waiting for its requests to end
@@ -57,27 +73,11 @@ options
   -h, --help         this text
   --version
 
-exit status: 0 ok, 1 a check failed, 2 wrong usage or configuration, 3 a measurement is INVALID, 130 interrupted
+exit status: 0 ok, 1 a check failed, 2 wrong usage or configuration, 3 a measurement is INVALID, 130 interrupted;
+             of ab and verdict: 0 PASS, 1 FAIL, 3 INVALID, 4 INCONCLUSIVE
 """
 INTERRUPTED = 130
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
-
-
-@dataclass(frozen=True)
-class Options:
-    """A parsed command line."""
-
-    verb: str
-    overrides: tuple[str, ...]
-    json: bool = False
-    diff: tuple[str, str] | None = None
-    multirun: bool = False
-    quiet: bool = False
-    now: bool = False
-    dry_run: bool = False
-    watch: float | None = None
-    older_than: float | None = None
-    keep: float | None = None
 
 
 def parse(arguments: Sequence[str]) -> Options:
@@ -92,13 +92,17 @@ def parse(arguments: Sequence[str]) -> Options:
         if verb not in VERBS:
             raise UsageError(f"there is no verb {verb!r}; choose from {', '.join(SECOND_WORDS[verb.split()[0]])}")
     known = {"--json": "json", "-m": "multirun", "--multirun": "multirun", "-q": "quiet", "--quiet": "quiet"}
-    known |= {"--now": "now", "--dry-run": "dry_run"}
+    known |= {"--now": "now", "--dry-run": "dry_run", "--power": "power", "--all": "all"}
     numbers = {"--watch": "watch", "--older-than": "older_than", "--keep": "keep"}
     flags, overrides, values = set(), [], {}
     remaining = iter(words)
     for word in remaining:
         if word == "--diff":
             values["diff"] = (next(remaining, ""), next(remaining, ""))
+        elif word == "--resume":
+            values["resume"] = next(remaining, "")
+            if not re.fullmatch(r"[0-9a-f]+", values["resume"]):
+                raise UsageError("--resume wants the id of an A/B's run; `python -m orchestrator list` shows them")
         elif word in numbers:
             values[numbers[word]] = _number(word, next(remaining, ""))
         elif not word.startswith("-"):
@@ -107,9 +111,9 @@ def parse(arguments: Sequence[str]) -> Options:
             flags.add(known[word])
         else:
             raise UsageError(f"there is no option {word}; see --help")
-    for flag, owner in OPTION_OF.items():
-        if (flag in flags or flag in values) and verb != owner:
-            raise UsageError(f"--{flag.replace('_', '-')} belongs to {owner}, not to {verb}")
+    for flag, owners in OWNERS.items():
+        if (flag in flags or flag in values) and verb not in owners:
+            raise UsageError(f"--{flag.replace('_', '-')} belongs to {', '.join(owners)}, not to {verb}")
     return Options(verb, tuple(overrides), **dict.fromkeys(flags, True), **values)
 
 
@@ -121,134 +125,6 @@ def _number(option: str, word: str) -> float:
     if not 0 <= number < math.inf:
         raise UsageError(f"{option} wants a number, not {word!r}; see --help")
     return number
-
-
-def _run(options: Options) -> int:
-    from orchestrator import config
-    from orchestrator.run import run, run_all
-
-    if not options.multirun:
-        return run(config.load(options.overrides), options.overrides, quiet=options.quiet)
-    jobs = config.expand(options.overrides)
-    return run_all([(config.load(job), job) for job in jobs], quiet=options.quiet)
-
-
-def _plan(options: Options) -> int:
-    from orchestrator import config, inputs, plan_text
-    from orchestrator.plan import as_json
-
-    if options.diff is not None:
-        a, b = (inputs.gather(config.load_arm(text, options.overrides)).plan() for text in options.diff)
-        show = plan_text.differences_as_json if options.json else plan_text.differences_as_text
-        print(show(a, b, options.diff))
-        return 0
-    plan = inputs.gather(config.load(options.overrides)).plan()
-    print(as_json(plan) if options.json else plan_text.as_text(plan))
-    return 0
-
-
-def _prepare(options: Options) -> int:
-    from orchestrator import config
-    from orchestrator.run import prepare_only
-
-    return prepare_only(config.load(options.overrides), options.overrides, quiet=options.quiet)
-
-
-def _prod(options: Options) -> int:
-    from orchestrator import config, prod
-
-    print(prod.show(config.state_dir(config.load_machine(options.overrides).paths)))
-    return 0
-
-
-def _prod_start(options: Options) -> int:
-    from orchestrator import config, prod
-    from orchestrator.progress import Progress
-    from orchestrator.run import prepare_only
-
-    experiment = config.load(options.overrides)
-    prepare_only(experiment, options.overrides, quiet=options.quiet)
-    print(prod.start(experiment, Progress(quiet=options.quiet)))
-    return 0
-
-
-def _prod_stop(options: Options) -> int:
-    from orchestrator import config, prod
-    from orchestrator.progress import Progress
-
-    machine = config.load_machine(options.overrides)
-    print(prod.stop(config.state_dir(machine.paths), machine.box.name, Progress(quiet=options.quiet), options.now))
-    return 0
-
-
-def _guard(options: Options) -> int:
-    from orchestrator import config, prod
-    from orchestrator.progress import Progress
-
-    state = config.state_dir(config.load_machine(options.overrides).paths)
-    while True:
-        outcomes = prod.guard(state, Progress(quiet=options.quiet))
-        for outcome in outcomes:
-            print(outcome.line, file=sys.stdout if outcome.ok else sys.stderr, flush=True)
-        if options.watch is None:
-            return 0 if all(outcome.ok for outcome in outcomes) else 1
-        time.sleep(options.watch)
-
-
-def _doctor(options: Options) -> int:
-    from orchestrator import config, doctor
-
-    machine = config.load_machine(options.overrides)
-    checks = doctor.examine(machine, config.state_dir(machine.paths), config.cache_dir(machine.paths))
-    doctor.show(checks)
-    return 0 if all(check.ok for check in checks) else 1
-
-
-def _cache_list(options: Options) -> int:
-    from orchestrator import cache, config
-
-    paths = config.load_machine(options.overrides).paths
-    cache.show(cache.entries(config.cache_dir(paths), config.state_dir(paths)))
-    return 0
-
-
-def _cache_prune(options: Options) -> int:
-    from orchestrator import cache, config
-
-    paths = config.load_machine(options.overrides).paths
-    where = config.cache_dir(paths), config.state_dir(paths)
-    keep = None if options.keep is None else int(options.keep)
-    gone = cache.prune(*where, config.boxes(), options.older_than, keep, options.dry_run)
-    cache.show(gone)
-    print("nothing was removed (--dry-run)" if options.dry_run else f"removed {len(gone)} of them")
-    return 0
-
-
-VERBS: dict[str, Callable[[Options], int]] = {
-    "run": _run,
-    "plan": _plan,
-    "prepare": _prepare,
-    "prod": _prod,
-    "prod start": _prod_start,
-    "prod stop": _prod_stop,
-    "guard": _guard,
-    "doctor": _doctor,
-    "cache": _cache_list,
-    "cache list": _cache_list,
-    "cache prune": _cache_prune,
-}
-READERS = frozenset({"plan", "prod", "cache", "cache list"})  # what they print is all that they do
-SECOND_WORDS = {"prod": ("start", "stop"), "cache": ("list", "prune")}
-OPTION_OF = {
-    "json": "plan",
-    "diff": "plan",
-    "multirun": "run",
-    "now": "prod stop",
-    "watch": "guard",
-    "older_than": "cache prune",
-    "keep": "cache prune",
-    "dry_run": "cache prune",
-}
 
 
 def main(arguments: Sequence[str]) -> int:

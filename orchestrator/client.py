@@ -4,32 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
 
-from orchestrator.completion import Completion, CompletionReader
+from orchestrator.completion import Completion
 from orchestrator.errors import InvalidMeasurement
+from orchestrator.exchange import Timeouts, exchange, one_line
 from orchestrator.metrics import Snapshot, parse
 from orchestrator.records import Target
 
 __all__ = ["Client", "Completion", "Timeouts"]
 
 _STREAM = {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
-
-
-@dataclass(frozen=True)
-class Timeouts:
-    """Seconds a phase of a request may take."""
-
-    connect_s: float = 10.0
-    first_token_s: float = 300.0
-    between_tokens_s: float = 60.0
-    total_s: float = 1800.0
 
 
 class Client:
@@ -45,17 +33,10 @@ class Client:
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Client:
-        trace = aiohttp.TraceConfig()
-
-        async def note_sent(_session: Any, context: SimpleNamespace, _params: Any) -> None:
-            context.trace_request_ctx["sent_ns"] = time.perf_counter_ns()
-
-        trace.on_request_headers_sent.append(note_sent)
         self._session = aiohttp.ClientSession(
             base_url=self.target.base_url,
             connector=aiohttp.TCPConnector(limit=0, force_close=True),
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=self.timeouts.connect_s),
-            trace_configs=[trace],
+            timeout=aiohttp.ClientTimeout(total=None),
             trust_env=False,
         )
         return self
@@ -75,46 +56,8 @@ class Client:
         return await self._stream("/v1/chat/completions", {**body, **sampling})
 
     async def _stream(self, path: str, body: Mapping[str, Any]) -> Completion:
-        assert self._session is not None
-        limits = self.timeouts
-        reader = CompletionReader()
-        started_ns = time.perf_counter_ns()
-        context = {"sent_ns": started_ns}
-        clock = asyncio.get_running_loop().time
-        end_by = clock() + limits.total_s
-        end_ns = started_ns
-        error = ""
-        try:
-            async with (
-                asyncio.timeout_at(min(end_by, clock() + limits.connect_s + limits.first_token_s)) as limit,
-                self._session.post(
-                    path, json={"model": self.target.model, **body, **_STREAM}, trace_request_ctx=context
-                ) as response,
-            ):
-                if response.status != 200:
-                    error = f"HTTP {response.status}: {_one_line(await response.content.read(2000))}"
-                else:
-                    async for data in response.content.iter_any():
-                        if reader.done:
-                            continue  # only the end of the body is left
-                        end_ns = time.perf_counter_ns()
-                        if reader.feed(data, end_ns):
-                            limit.reschedule(min(end_by, clock() + limits.between_tokens_s))
-        except aiohttp.ServerTimeoutError:
-            error = f"timed out connecting ({limits.connect_s:g} s)"
-        except TimeoutError:
-            if not reader.done:
-                error = self._timed_out(reader, clock() >= end_by)
-        except (aiohttp.ClientError, OSError) as failure:
-            error = f"connection broken after {reader.tokens} tokens: {type(failure).__name__}: {failure}"
-        return reader.finish(context["sent_ns"], max(end_ns, context["sent_ns"]), error)
-
-    def _timed_out(self, reader: CompletionReader, in_total: bool) -> str:
-        if in_total:
-            return f"timed out in total ({self.timeouts.total_s:g} s) after {reader.tokens} tokens"
-        if reader.tokens:
-            return f"timed out between tokens ({self.timeouts.between_tokens_s:g} s) after {reader.tokens} tokens"
-        return f"timed out before the first token ({self.timeouts.first_token_s:g} s)"
+        whole = {"model": self.target.model, **body, **_STREAM}
+        return await exchange(self.target.base_url, path, whole, self.timeouts)
 
     async def tokenize(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
         body = {"prompt": text, "add_special_tokens": add_special_tokens}
@@ -164,7 +107,7 @@ class Client:
         try:
             async with (
                 asyncio.timeout(self.timeouts.connect_s + self.timeouts.first_token_s),
-                self._session.request(method, path, trace_request_ctx={}, **request) as response,
+                self._session.request(method, path, **request) as response,
             ):
                 body = await response.read()
         except TimeoutError as error:
@@ -172,9 +115,5 @@ class Client:
         except (aiohttp.ClientError, OSError) as error:
             raise InvalidMeasurement(f"{method} {path}: {type(error).__name__}: {error}") from error
         if response.status != 200:
-            raise InvalidMeasurement(f"{method} {path}: HTTP {response.status}: {_one_line(body)}")
+            raise InvalidMeasurement(f"{method} {path}: HTTP {response.status}: {one_line(body)}")
         return body
-
-
-def _one_line(body: bytes) -> str:
-    return " ".join(body.decode(errors="replace").split())[:300]

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from orchestrator import owner
+from orchestrator.errors import UsageError
 from orchestrator.records import write_json
 
 State = Literal["cold", "warm"]
@@ -23,9 +24,28 @@ def state(cache_dir: Path) -> State:
     return "warm" if isinstance(record, dict) and record.get("state") == "warm" else "cold"
 
 
-def mark(cache_dir: Path, new: Literal["warming", "warm"]) -> None:
-    """Record the state, with who recorded it."""
-    write_json(cache_dir / "state.json", {"state": new, "owner": asdict(owner.current())})
+def mark(cache_dir: Path, new: Literal["warming", "warm"], plugin_sha256: str) -> None:
+    """Record the state, with who recorded it, and of which plugin build and key the compiled graphs are."""
+    record = {"state": new, "owner": asdict(owner.current()), "key": cache_dir.name, "plugin_sha256": plugin_sha256}
+    write_json(cache_dir / "state.json", record)
+
+
+def require_own(cache_dir: Path, plugin_sha256: str) -> None:
+    """Raises UsageError where the directory's graphs are those of another plugin build or key: copied or renamed.
+
+    Nothing of it is used then: a graph of other code gives other numbers without a word.
+    """
+    try:
+        record = json.loads((cache_dir / "state.json").read_text())
+        theirs = str(record["plugin_sha256"]), str(record["key"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return  # without a readable state it is cold
+    for what, own, found in zip(("plugin build", "cache key"), (plugin_sha256, cache_dir.name), theirs, strict=True):
+        if own != found:
+            raise UsageError(
+                f"compile cache {cache_dir} belongs to {what} {found[:16]}, this plan's is {own[:16]}; it was copied "
+                "or renamed: remove that directory, and the next run warms its own"
+            )
 
 
 def compiled(cache_dir: Path) -> frozenset[str]:

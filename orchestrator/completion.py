@@ -28,6 +28,8 @@ class Completion:
     text: str
     reasoning: str
     error: str
+    queue_ns: int = 0  # asked for until written: the client's own queue and the connection, in no latency
+    reasoning_tokens: int = 0  # of `completion_tokens`, those that came in the reasoning channel
 
     @property
     def ttft_ms(self) -> float:
@@ -62,8 +64,12 @@ class Completion:
 
     @property
     def itl_ms(self) -> tuple[float, ...]:
-        """One value a token after the first update: its gap shared among the tokens that ended it."""
-        return tuple(gap_ms / tokens for gap_ms, tokens in self.gaps for _ in range(tokens))
+        """One value a token after the first update: its gap shared among the tokens that ended it.
+
+        Zero for the tokens of later updates that came in one read with the first.
+        """
+        shared = [gap_ms / tokens for gap_ms, tokens in self.gaps for _ in range(tokens)]
+        return (*(0.0,) * (self.decode_tokens - len(shared)), *shared)
 
     @property
     def longest_gap_ms(self) -> float:
@@ -79,7 +85,9 @@ class Completion:
             "update_tokens": list(self.update_tokens),
             "prompt_tokens": self.prompt_tokens,
             "cached_tokens": self.cached_tokens,
+            "queue_ms": round(self.queue_ns / 1e6, 4),
             "completion_tokens": self.completion_tokens,
+            "reasoning_tokens": self.reasoning_tokens,
             "finish_reason": self.finish_reason,
             "longest_gap_ms": round(self.longest_gap_ms, 4),
             "error": self.error,
@@ -92,6 +100,8 @@ class CompletionReader:
     def __init__(self) -> None:
         self.done = False
         self.error = ""
+        self.last_ns = 0  # the newest read, [DONE]'s where it came
+        self.token_ns = 0  # the newest token
         self._rest = b""
         self._update_ns: list[int] = []
         self._update_tokens: list[int] = []
@@ -101,6 +111,7 @@ class CompletionReader:
         self._usage: Mapping[str, Any] | None = None  # the newest of any event
         self._usage_per_update = True
         self._tokens = 0
+        self._reasoning_tokens = 0
 
     @property
     def tokens(self) -> int:
@@ -108,6 +119,8 @@ class CompletionReader:
 
     def feed(self, data: bytes, at_ns: int) -> bool:
         """Take what one socket read at `at_ns` gave; True where it brought at least one token."""
+        if not self.done:
+            self.last_ns = at_ns
         *lines, self._rest = (self._rest + data).split(b"\n")
         before = self._tokens
         for line in lines:
@@ -155,14 +168,19 @@ class CompletionReader:
             self._fail(f"usage fell from {self._tokens} to {usage['completion_tokens'] if usage else 0} tokens")
         elif new:
             self._tokens += new
+            self._reasoning_tokens += new if reasoning and not text else 0
+            self.token_ns = at_ns
             self._update_ns.append(at_ns)
             self._update_tokens.append(new)
 
     def _fail(self, reason: str) -> None:
         self.error = self.error or reason
 
-    def finish(self, sent_ns: int, end_ns: int, error: str = "") -> Completion:
-        """The record. `error` is what ended the request from outside (timeout, status, broken connection)."""
+    def finish(self, sent_ns: int, end_ns: int, error: str = "", called_ns: int | None = None) -> Completion:
+        """The record. `error` is what ended the request from outside (timeout, status, broken connection).
+
+        `called_ns` is when the request was asked for, None where that is when it was written.
+        """
         usage = self._usage or {}
         total = usage.get("completion_tokens", 0)
         if error:
@@ -190,4 +208,6 @@ class CompletionReader:
             text="".join(self._text),
             reasoning="".join(self._reasoning),
             error=self.error,
+            queue_ns=0 if called_ns is None else sent_ns - called_ns,
+            reasoning_tokens=self._reasoning_tokens,
         )

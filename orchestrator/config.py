@@ -19,13 +19,15 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from orchestrator import gate as gate_of
 from orchestrator.errors import UsageError
 from orchestrator.records import from_jsonable
-from orchestrator.schema import Detect, Experiment, Machine, Paths, Variant
+from orchestrator.schema import ABTest, Detect, Experiment, Machine, Paths, Variant
 
 T = TypeVar("T")
 PCI_DEVICES = Path("/sys/bus/pci/devices")
-GROUPS = ("variant", "box", "engine", "suite", "weights", "activation", "speculation")
+GROUPS = ("variant", "box", "engine", "suite", "gate", "experiments", "weights", "activation", "speculation")
+ARMS = ("a", "b")
 BITS = {"bf16": 16, "paroquant-int4": 4, "paroquant-int4-lloyd": 4, "int5-bitplane": 5, "mxfp4-paro": 4, "nvfp4": 4}
 PORT = (1, 65535)
 ABOVE_ZERO = (math.ulp(0.0), math.inf)
@@ -58,6 +60,11 @@ def conf_dir() -> Path:
         if (path / "config.yaml").is_file():
             return path
     raise UsageError(f"{package.parent / 'conf'}: the shipped configuration is missing; install the package again")
+
+
+def experiments_dir() -> Path:
+    """The directory of the declared A/Bs, and of the ledger."""
+    return conf_dir().parent / "experiments"
 
 
 def expand(overrides: Sequence[str]) -> list[list[str]]:
@@ -93,6 +100,41 @@ def load_arm(text: str, shared: Sequence[str]) -> Experiment:
     return load([f"+variant={words[0]}", *shared, *words[1:]])
 
 
+def is_ab(overrides: Sequence[str]) -> bool:
+    """Whether the overrides declare an A/B rather than one variant."""
+    return any(re.match(r"\+?(experiments?=|variant@[ab]=)", override) for override in overrides)
+
+
+def load_ab(overrides: Sequence[str]) -> ABTest:
+    """The A/B that the overrides declare, by name (+experiment=NAME) or by its arms (+variant@a=X +variant@b=Y).
+
+    Raises UsageError with one line for anything wrong in them.
+    """
+    overrides = _normal(overrides)
+    named = any(o.startswith("+experiments=") for o in overrides)
+    missing = [arm for arm in ARMS if not any(o.startswith(f"+variant@{arm}=") for o in overrides)]
+    if any(o.startswith("+variant=") for o in overrides):
+        raise UsageError("+variant=NAME is one variant; an A/B has two: +variant@a=NAME +variant@b=NAME")
+    if missing and not named:
+        raise UsageError(
+            f"no variant for arm {missing[0]}; add +variant@{missing[0]}=NAME, one of: {', '.join(_names('variant'))}; "
+            f"or +experiment=NAME, one of: {', '.join(_names('experiments'))}"
+        )
+    _check_group_choices(overrides)
+    chosen = _choose_box(overrides)
+    if "kind=floor" in chosen and not any(o.startswith("gate=") for o in chosen):
+        chosen.append("gate=floor")
+    if not named and not any(o.startswith("gate=") for o in chosen):
+        raise UsageError(f"no gate given; add gate=NAME, one of: {', '.join(_names('gate'))}")
+    root = str(experiments_dir().parent).replace("\\", "\\\\").replace("'", "\\'")
+    composed = _compose([f"hydra.searchpath=['file://{root}']", *chosen], "ab")
+    gate_of.parse(composed["gate"])  # its own rules, in its own words
+    declared = _in_range(_checked(ABTest, composed))
+    for arm in ARMS:
+        _check_bits(getattr(declared, arm), arm)
+    return declared
+
+
 def load_machine(overrides: Sequence[str]) -> Machine:
     """Box, engine and paths of the overrides, for the verbs that serve no variant of their own."""
     overrides = _normal(overrides)
@@ -106,11 +148,11 @@ def load_variant(name: str, box: str) -> Variant:
     return _structure(_compose([f"+variant={name}", f"box={box}"])).variant
 
 
-def _compose(overrides: Sequence[str]) -> Any:
-    """The composed configuration as plain dicts and lists."""
+def _compose(overrides: Sequence[str], primary: str = "config") -> Any:
+    """The composed configuration as plain dicts and lists; `primary` is a file of conf/."""
     try:
         with initialize_config_dir(str(conf_dir()), version_base="1.3"):
-            composed = compose("config", list(overrides))
+            composed = compose(primary, list(overrides))
         return OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
     except (HydraException, OmegaConfBaseException) as error:
         raise UsageError(_one_line(error)) from None
@@ -149,21 +191,27 @@ def _normal(overrides: Sequence[str]) -> list[str]:
         if re.search(r"=[+-]?0\d+$", override):
             raise UsageError(f"{override}: a leading zero means octal to YAML; write it without, or in quotes")
         group = key.lstrip("+")
-        if group in ("variant", "box", "engine", "suite"):
+        if group in ("variant", "box", "engine", "suite", "gate", "experiment"):
             override = override.lstrip("+")
-        normal.append(f"+{override}" if group == "variant" else override)
+        if group == "experiment":  # the directory that Hydra looks in
+            override = override.replace("experiment", "experiments", 1)
+        normal.append(f"+{override}" if group in ("variant", "experiment") else override)
     return normal
 
 
 def _structure(plain: Any) -> Experiment:
     experiment = _in_range(_checked(Experiment, plain))
-    weights = experiment.variant.weights
+    _check_bits(experiment.variant, "variant")
+    return experiment
+
+
+def _check_bits(variant: Variant, where: str) -> None:
+    weights = variant.weights
     if weights.bits != BITS[weights.format]:
         raise UsageError(
-            f"variant.weights.bits: {weights.format} has {BITS[weights.format]} bits, not {weights.bits}; "
-            "choose weights@variant.weights=NAME"
+            f"{where}.weights.bits: {weights.format} has {BITS[weights.format]} bits, not {weights.bits}; "
+            f"choose weights@{where}.weights=NAME"
         )
-    return experiment
 
 
 def _in_range(declared: T) -> T:
@@ -291,7 +339,8 @@ def box_was_detected(overrides: Sequence[str]) -> bool:
 
 
 def _names(group: str) -> list[str]:
-    return sorted(path.stem for path in (conf_dir() / group).glob("*.yaml"))
+    directory = experiments_dir() if group == "experiments" else conf_dir() / group
+    return sorted(path.stem for path in directory.glob("*.yaml"))
 
 
 def _check_group_choices(overrides: Sequence[str]) -> None:
@@ -307,6 +356,8 @@ def _check_group_choices(overrides: Sequence[str]) -> None:
         if value not in names:
             near = difflib.get_close_matches(value, names, n=1)
             hint = f"did you mean {near[0]}? " if near else ""
+            group = group.removesuffix("s") if group == "experiments" else group
+            override = f"+{group}={value}" if group == "experiment" else override
             raise UsageError(f"{override}: there is no {group} {value!r}; {hint}choose from: {', '.join(names)}")
 
 

@@ -26,6 +26,18 @@ _HINTS: tuple[tuple[str, str], ...] = (
         r"larger than the available KV cache memory|No available memory for the cache blocks",
         "the KV cache is too small for max-model-len: raise VLLM_CPU_KVCACHE_SPACE or lower max-model-len",
     ),
+    (
+        r"No HIP GPUs are available|no ROCm-capable device|hipErrorNoDevice|Unable to open /dev/kfd|No CUDA GPUs",
+        "the server sees no GPU: check box.container.devices and groups with `python -m orchestrator doctor`",
+    ),
+    (
+        r"No available shared memory broadcast block|collective operation timeout|NCCL .*(?:timed out|timeout)",
+        "a worker hangs, with several GPUs most often in RCCL: set NCCL_PROTO=Simple in box.env",
+    ),
+    (
+        r"Memory access fault by GPU|HIP error|hipErrorIllegalAddress|HSA_STATUS_ERROR",
+        "the GPU faulted: look at `dmesg`, and boot once more before you believe a number",
+    ),
     (r"Model architectures? .* (?:is|are) not supported", "this vLLM does not know the model's architecture"),
     (r"PluginError: |Value error, .*(?:paroquant|RADIANCE_)", "the plugin refused the model or a knob"),
     (r"unrecognized arguments|invalid choice", "this vLLM does not know a flag of box.serve or variant.serve"),

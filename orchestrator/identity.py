@@ -3,29 +3,36 @@
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from orchestrator import compile_cache
+from orchestrator import compile_cache, digest
 from orchestrator.inputs import Inputs
 from orchestrator.plan import ServePlan
 from orchestrator.records import to_jsonable
+from orchestrator.schema import Suite
 
 
 def params(inputs: Inputs) -> dict[str, str]:
     """The flat configuration of the run, for comparing runs side by side."""
-    experiment = inputs.experiment
-    flat: dict[str, str] = {}
+    names = ("variant", "box", "engine", "suite")
+    return flat({name: to_jsonable(getattr(inputs.experiment, name)) for name in names})
+
+
+def flat(values: Mapping[str, Any]) -> dict[str, str]:
+    """Nested mappings as one: {"a": {"b": 1}} is {"a.b": "1"}."""
+    found: dict[str, str] = {}
 
     def walk(prefix: str, value: Any) -> None:
         if isinstance(value, dict):
             for key, inner in value.items():
                 walk(f"{prefix}.{key}" if prefix else str(key), inner)
         else:
-            flat[prefix] = str(value)
+            found[prefix] = str(value)
 
-    walk("", {name: to_jsonable(getattr(experiment, name)) for name in ("variant", "box", "engine", "suite")})
-    return flat
+    walk("", dict(values))
+    return found
 
 
 def tags(inputs: Inputs, plan: ServePlan, box_detected: bool) -> dict[str, str]:
@@ -41,6 +48,7 @@ def tags(inputs: Inputs, plan: ServePlan, box_detected: bool) -> dict[str, str]:
         "box_chosen_by": "auto" if box_detected else "command line",
         "engine": plan.engine,
         "suite": inputs.experiment.suite.name,
+        "suite_digest": suite_digest(inputs.experiment.suite),
         "stack": inputs.stack.fingerprint,
         "plan": plan.fingerprint,
         "plugin": plan.plugin.sha256[:16],
@@ -49,6 +57,11 @@ def tags(inputs: Inputs, plan: ServePlan, box_detected: bool) -> dict[str, str]:
         "git": git_commit(),
         "cache_at_start": compile_cache.state(Path(plan.cache_dir)),
     }
+
+
+def suite_digest(suite: Suite) -> str:
+    """What two runs share that measured the same things, whatever the suite is called."""
+    return digest.of_value(to_jsonable(suite.benches) | {"seed": suite.seed})[:16]
 
 
 def git_commit() -> str:

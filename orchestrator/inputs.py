@@ -17,6 +17,7 @@ from orchestrator.schema import Experiment, Variant, Weights
 from orchestrator.stack import Stack
 
 REFERENCE_VARIANT = "bf16"
+OWN_FORM = "weights:"  # before the name of the form in which the served model drafts for itself
 
 
 @dataclass(frozen=True)
@@ -53,8 +54,17 @@ class Inputs:
         """The checkpoint that drafts for the variant; None where nothing does, or no model is needed for it."""
         if not variant.speculation.drafts_with_a_model:
             return None
-        box = self.experiment.box
-        return checkpoint.find_drafter(box.model, variant.speculation.drafter, box.models_dir)
+        box, drafter = self.experiment.box, variant.speculation.drafter or ""
+        form = drafter.removeprefix(OWN_FORM)
+        if form == drafter:
+            return checkpoint.find_drafter(box.model, variant.speculation.drafter, box.models_dir)
+        reference = self.reference_variant().weights
+        if form != reference.name:
+            raise UsageError(
+                f"variant.speculation.drafter (variant {variant.name}): of the model's own forms only "
+                f"{OWN_FORM}{reference.name} can draft, not {form!r}"
+            )
+        return self.checkpoint(reference)
 
     def _plan(self, variant: Variant) -> ServePlan:
         site = plugin_build.site_dir(self.plugin, self.cache)

@@ -7,11 +7,12 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from orchestrator import owner
 from orchestrator.errors import UsageError
+from orchestrator.progress import span
 
 
 class Busy(UsageError):
@@ -19,10 +20,11 @@ class Busy(UsageError):
 
 
 @contextmanager
-def hold(box: str, purpose: str, state: Path) -> Iterator[None]:
-    """Hold the box. Raises Busy, naming the holder, where another process does.
+def hold(box: str, purpose: str, state: Path, expected_s: float | None = None) -> Iterator[None]:
+    """Hold the box, for about `expected_s`. Raises Busy, naming the holder and its deadline, where another does.
 
-    The lock is the kernel's: it ends with its process, however that ends. The text in the file only informs.
+    The lock is the kernel's: it ends with its process, however that ends. The text in the file only informs, and a
+    deadline that has passed takes the box from nobody: its servers may still run.
     """
     path = state / "leases" / f"{box}.lock"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -31,10 +33,13 @@ def hold(box: str, purpose: str, state: Path) -> Iterator[None]:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise Busy(f"box {box} is in use by {_holder(path)}; wait for it to end, or stop it") from None
+        now = datetime.now(UTC)
+        until = None if expected_s is None else now + timedelta(seconds=expected_s)
         record = {
             **asdict(owner.current()),
             "purpose": purpose,
-            "since_utc": datetime.now(UTC).isoformat(timespec="seconds"),
+            "since_utc": now.isoformat(timespec="seconds"),
+            "until_utc": until and until.isoformat(timespec="seconds"),
         }
         stream.truncate(0)
         stream.write(json.dumps(record))
@@ -45,6 +50,9 @@ def hold(box: str, purpose: str, state: Path) -> Iterator[None]:
 def _holder(path: Path) -> str:
     try:
         record = json.loads(path.read_text())
-        return f"process {record['pid']} ({record['purpose']}, since {record['since_utc']})"
-    except (ValueError, KeyError, OSError):
+        until = record["until_utc"]
+        left_s = (datetime.fromisoformat(until) - datetime.now(UTC)).total_seconds() if until else 0
+        due = f", should end in {span(left_s)}" if left_s > 0 else f", {span(-left_s)} over its time" if until else ""
+        return f"process {record['pid']} ({record['purpose']}, since {record['since_utc']}{due})"
+    except (ValueError, KeyError, TypeError, OSError):
         return "another process"

@@ -14,6 +14,7 @@ DRAFT_TOKENS = "vllm:spec_decode_num_draft_tokens_total"
 ACCEPTED_TOKENS = "vllm:spec_decode_num_accepted_tokens_total"
 ACCEPTED_PER_POSITION = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
 PREEMPTIONS = "vllm:num_preemptions_total"
+GENERATION_TOKENS = "vllm:generation_tokens_total"
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,11 @@ class Speculation:
         return 1.0 + self.accepted_tokens / self.drafts
 
     @property
+    def accepted_shares(self) -> tuple[float, ...]:
+        """Of all drafts, those whose token at each position was accepted."""
+        return tuple(accepted / self.drafts for accepted in self.accepted_per_position)
+
+    @property
     def tokens(self) -> float:
         """Tokens that came from drafted steps."""
         return self.drafts + self.accepted_tokens
@@ -73,20 +79,25 @@ def parse(page: str) -> Snapshot:
 def growth(before: Snapshot, after: Snapshot, name: str) -> float | None:
     """What counter `name` grew by; None where the server has no such counter.
 
-    Raises InvalidMeasurement where it fell or vanished: the server restarted in between.
+    Raises InvalidMeasurement where it fell, vanished or was made anew: the server restarted in between.
     """
     for labels, value in before.values.get(name, {}).items():
         if after.values.get(name, {}).get(labels, -1.0) < value:
             raise InvalidMeasurement(f"counter {name} went backwards: the server restarted while it was measured")
+    made = name.removesuffix("_total") + "_created"  # when the counter began, in seconds
+    for labels, value in before.values.get(made, {}).items():
+        if after.values.get(made, {}).get(labels, value) != value:
+            raise InvalidMeasurement(f"counter {name} started anew: the server restarted while it was measured")
     end = after.total(name)
     return None if end is None else end - (before.total(name) or 0.0)
 
 
 def speculation(before: Snapshot, after: Snapshot) -> Speculation | None:
-    """The drafter's counts between the snapshots; None where no draft was verified."""
+    """The drafter's counts between the snapshots; None where no draft was verified. Raises as `growth` does."""
     drafts = growth(before, after, DRAFTS)
     if not drafts:
         return None
+    growth(before, after, ACCEPTED_PER_POSITION)  # for its refusal
     earlier = before.by_label(ACCEPTED_PER_POSITION, "position")
     later = after.by_label(ACCEPTED_PER_POSITION, "position")
     return Speculation(

@@ -38,7 +38,7 @@ def as_text(plan: ServePlan) -> str:
 
 def differences(a: ServePlan, b: ServePlan) -> dict[str, tuple[str | None, str | None]]:
     """Field -> its value in each plan, for the fields that differ; None where a plan has no such field."""
-    left, right = _fields(a), _fields(b)
+    left, right = fields(to_jsonable(a)), fields(to_jsonable(b))
     return {
         name: (left.get(name), right.get(name))
         for name in [*left, *(name for name in right if name not in left)]
@@ -112,15 +112,15 @@ def _continued(lines: Sequence[str]) -> list[str]:
     return [f"{line} \\" for line in words[:-1]] + words[-1:]
 
 
-def _fields(plan: ServePlan) -> dict[str, str]:
-    """The plan as flat text: argv by flag, mounts by target; what was declared shows in the rest."""
-    data: dict[str, Any] = to_jsonable(plan)
-    del data["declared"]
-    data["argv"] = _by_flag(plan.argv)
-    if plan.container:
-        data["container"]["mounts"] = {
-            m.target: m.source + (" (read-only)" if m.read_only else "") for m in plan.container.mounts
+def fields(plan: Mapping[str, Any]) -> dict[str, str]:
+    """A plan's record as flat text: argv by flag, mounts by target; what was declared shows in the rest."""
+    data = {name: value for name, value in plan.items() if name != "declared"}
+    data["argv"] = _by_flag(plan["argv"])
+    if plan.get("container"):
+        mounts = {
+            m["target"]: m["source"] + (" (read-only)" if m["read_only"] else "") for m in plan["container"]["mounts"]
         }
+        data["container"] = {**plan["container"], "mounts": mounts}
     flat: dict[str, str] = {}
 
     def walk(prefix: str, value: Any) -> None:

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from orchestrator import devices, inputs, journal, lease, prod_server, slot
+from orchestrator import devices, engines, inputs, journal, lease, prod_server, slot
 from orchestrator.boot import check_port
 from orchestrator.errors import OrchestratorError, UsageError
 from orchestrator.inputs import Inputs
@@ -21,6 +21,8 @@ from orchestrator.plan import ServePlan
 from orchestrator.progress import Progress
 from orchestrator.schema import Experiment
 from orchestrator.slot import Slot
+
+MAX_FAILED_BOOTS = 3  # in a row; the guard then leaves prod down until a person looks
 
 
 class NotBack(OrchestratorError):
@@ -156,6 +158,10 @@ def guard(state: Path, progress: Progress) -> list[Outcome]:
                 current, taken = slot.load(state, box), slot.displacement(state, box)
                 if current is None:  # emptied while this pass began
                     continue
+                if current.failed_boots >= MAX_FAILED_BOOTS and not prod_server.is_healthy(current):
+                    prod_server.end(current)
+                    outcomes.append(Outcome(_given_up(current, state), False))
+                    continue
                 why = [Outcome(f"prod of box {box}: {taken}", True)] if taken else []
                 outcomes += [*why, Outcome(_bring_back(current, state, progress), True)]
         except lease.Busy as busy:
@@ -177,6 +183,8 @@ def _bring_back(prod: Slot, state: Path, progress: Progress) -> str:
     except KeyboardInterrupt:
         print("prod is not back yet; run `python -m orchestrator guard`", file=sys.stderr)
         raise
+    if prod.failed_boots:
+        slot.save(state, replace(prod, failed_boots=0))
     slot.close_displacement(state, prod.box.name)
     return _line("is back:", prod)
 
@@ -190,6 +198,15 @@ def _serve_again(prod: Slot, state: Path, progress: Progress) -> Slot:
             progress.note(str(error))
     prod_server.end(prod)
     return prod_server.boot(prod, state, progress)
+
+
+def _given_up(prod: Slot, state: Path) -> str:
+    log_path = slot.directory(state, prod) / engines.LOG_NAME
+    box = prod.box.name
+    return (
+        f"prod of box {box} ({prod.plan.variant}) did not come up {prod.failed_boots} times in a row and is not tried "
+        f"again; its log: {log_path}; mend the cause, then `prod stop box={box}` and `prod start +variant=NAME`"
+    )
 
 
 def _line(verb: str, prod: Slot) -> str:

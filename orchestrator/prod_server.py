@@ -24,6 +24,7 @@ from orchestrator.slot import Slot
 
 POLL_S = 0.25
 PORT_WAIT_S = 10  # the kernel may keep the port of a server that has just been stopped
+MAX_RESTARTS = 3  # by docker itself
 IDLE_READINGS = 2  # in a row: a request may lie between two queues at the moment of one reading
 
 
@@ -51,7 +52,7 @@ def boot(prod: Slot, state: Path, progress: Progress) -> Slot:
     devices.require_clear(prod.box)
     _require_port(prod)
     secrets = secrets_of(prod.plan, os.environ)
-    fresh = replace(prod, nonce=journal.new_nonce())
+    fresh = replace(prod, nonce=journal.new_nonce(), failed_boots=prod.failed_boots + 1)
     slot.save(state, fresh)
     directory = slot.directory(state, fresh)
     (directory / "attest").mkdir(parents=True)
@@ -63,6 +64,8 @@ def boot(prod: Slot, state: Path, progress: Progress) -> Slot:
     except BootError:
         server.stop(fresh.engine.stop_grace_s)
         raise
+    fresh = replace(fresh, failed_boots=0)
+    slot.save(state, fresh)
     _restart_with_its_daemon(fresh)
     return fresh
 
@@ -134,12 +137,15 @@ def end(prod: Slot) -> None:
 
 
 def _restart_with_its_daemon(prod: Slot) -> None:
-    """Docker starts it again after a crash or a reboot. Podman takes no such change: there the guard boots it."""
+    """Docker starts it again after a crash, a few times, and after a reboot; the guard does what is left.
+
+    vLLM can end with status 0 when a worker dies, which docker takes for a success. Podman takes no such change at all.
+    """
     if prod.plan.container is None or prod.engine.kind != "docker":
         return
     with _containers(prod) as found:
         for container in found:
-            container.update(restart_policy={"Name": "unless-stopped"})
+            container.update(restart_policy={"Name": "on-failure", "MaximumRetryCount": MAX_RESTARTS})
 
 
 def _require_port(prod: Slot) -> None:

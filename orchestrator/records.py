@@ -7,6 +7,7 @@ Numbers carry their unit in the field or metric name. Metric names are stable ac
 
 from __future__ import annotations
 
+import base64
 import json
 import math
 import os
@@ -52,6 +53,7 @@ class Measurement:
     notes: tuple[str, ...]
     started_at_utc: str
     duration_s: float
+    files: Mapping[str, bytes] = field(default_factory=dict)  # name -> content: records too large for `samples`
 
 
 @dataclass(frozen=True)
@@ -131,6 +133,17 @@ _converter = cattrs.Converter(forbid_extra_keys=True)
 for _kind, _hook in ((int, _integer), (float, _number), (bool, _truth), (str, _text)):  # cattrs itself coerces
     _converter.register_structure_hook(_kind, _hook)
 _converter.register_structure_hook_factory(_is_tuple, _tuple_hook)
+
+
+def _from_base64(value: Any, _kind: type) -> bytes:
+    try:
+        return base64.b64decode(value, validate=True)
+    except (TypeError, ValueError):
+        raise _WrongType(f"{str(value)[:40]!r} is no base64 text") from None
+
+
+_converter.register_structure_hook(bytes, _from_base64)
+_converter.register_unstructure_hook(bytes, lambda value: base64.b64encode(value).decode())
 
 
 def to_jsonable(record: Any) -> Any:

@@ -19,7 +19,7 @@ import numpy
 from orchestrator.errors import UsageError
 from orchestrator.records import write_bytes, write_json
 
-FORMAT = 2
+FORMAT = 3
 FIELDS = frozenset(
     {"format", "stack", "top_k", "corpora", "documents", "first_text", "scores_sha256", "manifest_sha256"}
 )
@@ -27,12 +27,16 @@ FIELDS = frozenset(
 
 @dataclass(frozen=True)
 class Document:
-    """One document of T tokens. Unused slots of the K columns hold token -1 and log probability -inf."""
+    """One document of T tokens, scored from position `first` on: N = T - first rows, row i about position first + i.
+
+    Unused slots of the K columns hold token -1 and log probability -inf.
+    """
 
     corpus: str
     token_ids: numpy.ndarray  # int32 (T,)
-    top_ids: numpy.ndarray  # int32 (T-1, K): row i is about position i+1
-    top_logprobs: numpy.ndarray  # float32 (T-1, K), nats
+    top_ids: numpy.ndarray  # int32 (N, K)
+    top_logprobs: numpy.ndarray  # float32 (N, K), nats
+    first: int = 1
 
 
 @dataclass(frozen=True)
@@ -41,7 +45,7 @@ class Reference:
     top_k: int
     corpora: Mapping[str, str]  # name -> SHA-256
     first_text: str = ""  # the first document's text by the reference's tokenizer
-    floor_kl_nats: tuple[numpy.ndarray, ...] = ()  # per document, float64 (T-1,): its second pass against its first
+    floor_kl_nats: tuple[numpy.ndarray, ...] = ()  # per document, float64 (N,): its second pass against its first
     stack: str = ""  # fingerprint of what served it
 
     @property
@@ -67,6 +71,7 @@ def save(cache_dir: Path, stack: str, key: str, reference: Reference) -> Path:
         arrays[f"{number}.token_ids"] = document.token_ids
         arrays[f"{number}.top_ids"] = document.top_ids
         arrays[f"{number}.top_logprobs"] = document.top_logprobs
+        arrays[f"{number}.first"] = numpy.array(document.first)
     for number, kl_nats in enumerate(reference.floor_kl_nats):
         arrays[f"{number}.floor_kl_nats"] = kl_nats
     numpy.savez_compressed(content, **arrays)
@@ -115,6 +120,7 @@ def read(path: Path, stack: str) -> Reference:
                 token_ids=arrays[f"{number}.token_ids"],
                 top_ids=arrays[f"{number}.top_ids"],
                 top_logprobs=arrays[f"{number}.top_logprobs"],
+                first=int(arrays[f"{number}.first"]),
             )
             for number, corpus in enumerate(manifest["documents"])
         )

@@ -215,7 +215,17 @@ def _total(name: str, value: float, n: float | None) -> tuple[str, str, str]:
 
 
 def _kl_table(metrics: Mapping[str, float]) -> Table:
-    whats = ("mean_nats", "median_nats", "p99_nats", "floor_nats", "top1_agreement", "coverage", "positions")
+    whats = (
+        "mean_nats",
+        "median_nats",
+        "p95_nats",
+        "p99_nats",
+        "max_nats",
+        "floor_nats",
+        "top1_agreement",
+        "delta_p_rms",
+    )
+    whats = (*whats, "coverage", "positions")
     rows = []
     for name in labels.by_name(metrics, "kl.mean_nats"):
         ends = [metrics[key] for end in ("low", "high") if (key := f"kl.mean_nats.{name}.ci_{end}") in metrics]

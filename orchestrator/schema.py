@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from orchestrator.gate import Gate
+
 Scalar = str | int | float | bool
 
 
@@ -40,7 +42,8 @@ class Activation:
 class Speculation:
     """Speculative decoding: `tokens` drafted a step (SPEC) by `method`.
 
-    `drafter` is a directory of the box's models; null: the model's own one, where the method has a drafter.
+    `drafter` is a directory of the box's models, or "weights:bf16" for the served model's own unquantized form; null:
+    the model's own one, where the method has a drafter.
     `options` are the further keys of vLLM's --speculative-config.
     """
 
@@ -227,3 +230,37 @@ class Machine:
     box: Box
     engine: Engine
     paths: Paths
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Values of one key of the variant, as `speculation.tokens`; each is an A/B against the best so far."""
+
+    key: str
+    values: tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class ABTest:
+    """Two variants to be compared on one box, as declared. `about` is what the comparison is to find out.
+
+    Kind `floor` has the same variant twice: it measures how far equal boots differ. `seed` orders the boots; None: it
+    is drawn when the A/B starts.
+    """
+
+    kind: Literal["ab", "floor"]
+    about: str
+    a: Variant
+    b: Variant
+    gate: Gate
+    seed: int | None
+    sweep: Sweep | None
+    box: Box
+    engine: Engine
+    suite: Suite
+    paths: Paths
+
+    def arm(self, name: str) -> Experiment:
+        """What is measured on arm "a" or "b"."""
+        variant = {"a": self.a, "b": self.b}[name]
+        return Experiment(variant, self.box, self.engine, self.suite, self.paths)

@@ -24,7 +24,10 @@ JOURNAL_SUFFIX = ".displaced.json"
 
 @dataclass(frozen=True)
 class Slot:
-    """The frozen plan that serves as prod, what it is started with, and the nonce of its present boot."""
+    """The frozen plan that serves as prod, what it is started with, and the nonce of its present boot.
+
+    `failed_boots` counts those in a row that did not come up; one that does sets it to 0.
+    """
 
     plan: ServePlan
     engine: Engine
@@ -32,6 +35,7 @@ class Slot:
     since_utc: str
     by: str
     nonce: str
+    failed_boots: int = 0
 
     @property
     def base_url(self) -> str:

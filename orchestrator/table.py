@@ -19,8 +19,12 @@ KEY_METRICS = tuple(
         r"prefill\.(prompt_tok_per_s|ttft_ms)\.len\d+",
         r"betterbench\.combined_tok_per_s",
         r"betterbench\.(aggregate_tok_per_s|ttft_ms\.p50|itl_ms\.p50)\.conc\d+",
+        r"betterbench_cli\.combined_tok_per_s",
+        r"acceptance\.(acceptance_length|accepted_share|ms_per_step)",
+        r"greedy\.self_agreement",
+        r"battery\.(runaway|empty|attractor|retrieval_miss)",
         r"(word_problems|gsm8k)\.accuracy_(flexible|strict)",
-        r"kl\.(mean_nats|top1_agreement)\.[a-z0-9]+",
+        r"kl\.(mean_nats|top1_agreement)\.[a-z0-9_]+",
     )
 )
 Row = tuple[str, str, str, str, str]  # bench, metric, value, unit, notes

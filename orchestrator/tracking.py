@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import unquote, urlparse
 
-from orchestrator import mlflow_store, owner
-from orchestrator.records import Measurement, from_jsonable, to_jsonable, write_bytes, write_json
+from orchestrator import catalog, mlflow_store, owner
+from orchestrator.records import Measurement, to_jsonable, write_bytes, write_json
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -51,19 +51,18 @@ class Tracker:
         reaped = []
         with mlflow_store.explained(mlflow_store.database(self.directory)):
             for run in list(self._running()):  # pages are by offset: ending a run would shift the next page
-                if (holder := _owner_of(run.data.tags)) is None or holder.alive():
+                if (holder := owner_of(run.data.tags)) is None or holder.alive():
                     continue
                 reason = f"{GONE} (pid {holder.pid} on {holder.host})"
                 RunLog(self._client, self.directory, run.info.run_id, run.info.artifact_uri).finish("KILLED", reason)
                 reaped.append(run.info.run_id)
         return reaped
 
-    def start(self, name: str, params: Mapping[str, str], tags: Mapping[str, str]) -> RunLog:
-        """A new run that belongs to this process until it is finished."""
+    def start(self, name: str, params: Mapping[str, str], tags: Mapping[str, str], parent: str | None = None) -> RunLog:
+        """A new run that belongs to this process until it is finished; with `parent`, a run id, nested in that."""
         from mlflow.entities import Param
 
-        me = owner.current()
-        owned = {"owner.pid": str(me.pid), "owner.start_time": repr(me.start_time_s), "owner.host": me.host}
+        owned = _owned() | ({catalog.PARENT: parent} if parent else {})
         long = {key for key, value in tags.items() if len(str(value)) > TAG_LENGTH}
         short = {key: str(value) for key, value in tags.items() if key not in long}
         with mlflow_store.explained(mlflow_store.database(self.directory)):
@@ -77,15 +76,23 @@ class Tracker:
             log.set_tag(key, tags[key])
         return log
 
-    def measurements(self, run_id: str) -> dict[str, Measurement]:
-        """What `log_measurement` wrote, by bench, raw samples included."""
+    def resume(self, run_id: str) -> RunLog:
+        """A run that ended before its work did: it belongs to this process now and is RUNNING again."""
         with mlflow_store.explained(mlflow_store.database(self.directory)):
-            root = _local(self._client.get_run(run_id).info.artifact_uri)
-            found = {}
-            for path in sorted((root / "measurements").glob("*.json")):
-                record = from_jsonable(Measurement, json.loads(path.read_text("utf-8")))
-                found[record.bench] = replace(record, samples=_read_samples(root / "samples", record.bench))
-            return found
+            for key, value in _owned().items():
+                self._client.set_tag(run_id, key, value)
+            self._client.update_run(run_id, status="RUNNING")
+            return self.log(run_id)
+
+    def log(self, run_id: str) -> RunLog:
+        """Where to write more of a recorded run."""
+        with mlflow_store.explained(mlflow_store.database(self.directory)):
+            return RunLog(self._client, self.directory, run_id, self._client.get_run(run_id).info.artifact_uri)
+
+    def remove(self, run_id: str) -> None:
+        """Mark the run as deleted; MLflow keeps it until its own garbage collection."""
+        with mlflow_store.explained(mlflow_store.database(self.directory)):
+            self._client.delete_run(run_id)
 
     @cached_property
     def _client(self) -> MlflowClient:
@@ -126,7 +133,9 @@ class RunLog:
         self._database = mlflow_store.database(directory)
 
     def log_measurement(self, measurement: Measurement) -> None:
-        """Metrics, the record as `measurements/<bench>.json`, its samples as `samples/<bench>.jsonl[.gz]`."""
+        """Metrics, the record as `measurements/<bench>.json`, its samples as `samples/<bench>.jsonl[.gz]`, its files
+        as `files/<bench>/<name>`.
+        """
         bench = measurement.bench
         lines = "".join(json.dumps(to_jsonable(sample)) + "\n" for sample in measurement.samples).encode()
         packed = len(lines) >= GZIP_FROM_BYTES
@@ -134,7 +143,9 @@ class RunLog:
             f"samples/{bench}.jsonl.gz" if packed else f"samples/{bench}.jsonl",
             gzip.compress(lines, mtime=0) if packed else lines,
         )
-        self.log_json(f"measurements/{bench}.json", to_jsonable(replace(measurement, samples=())))
+        for name, content in measurement.files.items():
+            self._write(f"files/{bench}/{name}", content)
+        self.log_json(f"measurements/{bench}.json", to_jsonable(replace(measurement, samples=(), files={})))
         self.log_metrics(measurement.metrics)
         if measurement.status == "invalid":
             self.set_tag(f"invalid.{bench}", measurement.reason)
@@ -211,7 +222,13 @@ def ui_command(directory: Path) -> str:
     return f"MLFLOW_DISABLE_TELEMETRY=true {shlex.join(command)}"
 
 
-def _owner_of(tags: Mapping[str, str]) -> owner.Owner | None:
+def _owned() -> dict[str, str]:
+    me = owner.current()
+    return {"owner.pid": str(me.pid), "owner.start_time": repr(me.start_time_s), "owner.host": me.host}
+
+
+def owner_of(tags: Mapping[str, str]) -> owner.Owner | None:
+    """The process that a run belongs to; None where its tags do not say."""
     try:
         return owner.Owner(int(tags["owner.pid"]), float(tags["owner.start_time"]), tags["owner.host"])
     except (KeyError, ValueError):
@@ -220,9 +237,3 @@ def _owner_of(tags: Mapping[str, str]) -> owner.Owner | None:
 
 def _local(artifact_uri: str) -> Path:
     return Path(unquote(urlparse(artifact_uri).path))
-
-
-def _read_samples(directory: Path, bench: str) -> tuple[Mapping[str, Any], ...]:
-    packed = directory / f"{bench}.jsonl.gz"
-    content = gzip.decompress(packed.read_bytes()) if packed.exists() else (directory / f"{bench}.jsonl").read_bytes()
-    return tuple(json.loads(line) for line in content.splitlines())

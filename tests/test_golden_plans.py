@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -12,17 +13,29 @@ import pytest
 
 from orchestrator import checkpoint, config, inputs, stack
 from orchestrator import plan as plans
+from orchestrator.errors import UsageError
 from orchestrator.places import Resolved
 from orchestrator.plugin_build import PluginBuild
 
 GOLDEN = Path(__file__).parent / "golden"
-ON_CPU = ("bf16", "int4", "int4_i8_pg_zpe", "int5", "int5_i8", "int5_i8_pg", "int5_i8_pg_zpe")
+ON_CPU = (
+    "bf16",
+    "int4",
+    "int4_draft",
+    "int4_i8_pg_zpe",
+    "int4_ngram",
+    "int5",
+    "int5_i8",
+    "int5_i8_pg",
+    "int5_i8_pg_zpe",
+)
 ON_R9700X2 = ("int4", "int5_i8_pg_zpe", "mxfp4_paro", "nvfp4_mxfp4")
 SPEC7 = ("speculation@variant.speculation=dflash7",)
 CASES = [
     *(("cpu", "process", variant, ("engine.python=/venv/bin/python",)) for variant in ON_CPU),
     *(("cpu", "docker", variant, ()) for variant in ON_CPU),
     *(("r9700x2", engine, variant, SPEC7) for engine in ("docker", "podman") for variant in ON_R9700X2),
+    *(("r9700x2", engine, "int5_i8_pg_zpe_dflash", ()) for engine in ("docker", "podman")),
 ]
 
 
@@ -78,6 +91,37 @@ def test_the_launch_of_production_is_rendered_flag_by_flag(fixed):
     }.items():
         assert argv[argv.index(flag) + 1] == value
     assert {"--enable-prefix-caching", "--no-async-scheduling"} <= set(argv)
+
+
+@pytest.mark.parametrize("tokens", [3, 5, 7])
+@pytest.mark.parametrize(
+    ("box", "variant", "choice", "wanted"),
+    [
+        ("cpu", "int4_ngram", "ngram", {"method": "ngram", "prompt_lookup_min": 2, "prompt_lookup_max": 4}),
+        ("cpu", "int4_draft", "draft", {"method": "draft_model"}),
+        ("r9700x2", "int5_i8_pg_zpe_dflash", "dflash", {"method": "dflash", "draft_sample_method": "greedy"}),
+    ],
+)
+def test_a_speculation_is_one_flag_whatever_its_depth(fixed, box, variant, choice, wanted, tokens):
+    engine, python = ("process", ("engine.python=/venv/bin/python",)) if box == "cpu" else ("docker", ())
+    named = fixed(box, engine, variant, (*python, f"speculation@variant.speculation={choice}{tokens}"))
+    swept = fixed(box, engine, variant, (*python, f"variant.speculation.tokens={tokens}"))
+    assert named.argv == swept.argv and named.cache_dir == swept.cache_dir
+    config = json.loads(named.argv[named.argv.index("--speculative-config") + 1])
+    assert config["num_speculative_tokens"] == tokens and wanted.items() <= config.items()
+    assert ("model" in config) == (choice != "ngram")
+
+
+def test_the_bf16_form_of_a_prepared_model_drafts_for_its_int4_form(fixed):
+    plan = fixed("cpu", "process", "int4_draft", ("engine.python=/venv/bin/python",))
+    own = fixed("cpu", "process", "bf16", ("engine.python=/venv/bin/python",)).checkpoint
+    config = json.loads(plan.argv[plan.argv.index("--speculative-config") + 1])
+    assert plan.drafter == own and config["model"] == own.path != plan.checkpoint.path
+
+
+def test_another_form_than_bf16_does_not_draft(fixed):
+    with pytest.raises(UsageError, match=r"only weights:bf16 can draft, not 'int5'"):
+        fixed("cpu", "process", "int4_draft", ("variant.speculation.drafter='weights:int5'",))
 
 
 @pytest.mark.parametrize(("engine", "groups"), [("docker", ("44", "105")), ("podman", ("keep-groups",))])

@@ -7,12 +7,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from orchestrator.bench.recount import SAMPLE, Recount, recount
 from orchestrator.completion import Completion
 from orchestrator.corpora import Corpora
 from orchestrator.errors import InvalidMeasurement, UsageError
-from orchestrator.metrics import PREFIX_CACHE_HITS, Snapshot, growth
+from orchestrator.metrics import PREFIX_CACHE_HITS, Snapshot, growth, speculation
 from orchestrator.records import Measurement
 
 if TYPE_CHECKING:
@@ -33,6 +35,10 @@ class BenchContext:
     stack: str = ""  # fingerprint of what serves; kld refuses a reference of another one
     window_tokens: int | None = None  # the server's max-model-len, where `require` may know it before a boot
     max_logprobs: int | None = None  # the server's; negative is no bound
+    batched_tokens: int | None = None  # the server's max-num-batched-tokens
+    vocabulary: int | None = None  # of the served model; None where its config is not there to be read
+    kv_capped: bool = True  # the KV cache has a size of its own and does not take whatever memory is left
+    unfinished: Path | None = None  # where a bench keeps what it has of a measurement, for this plan; None: nowhere
 
     def require_room(self, tokens: int, what: str) -> None:
         """Raises UsageError where `tokens` of prompt and output are known not to fit the server's window."""
@@ -52,6 +58,10 @@ class Rates:
     decode_tok_per_s: float = 30.0
     batch_tok_per_s: float = 100.0
     prefill_tok_per_s: float = 700.0
+    logprob_tok_per_s: float | None = None  # at the suite's top K
+    answer_tokens: float | None = None  # mean length of the answer to a word problem
+    answers_tok_per_s: float | None = None  # of all word problems in flight
+    window_tokens: int | None = None  # what is longer is skipped
 
 
 @dataclass(frozen=True)
@@ -74,6 +84,7 @@ def conclude(
     reason: str = "",
     notes: Sequence[str] = (),
     corpora: Mapping[str, str] | None = None,
+    files: Mapping[str, bytes] | None = None,
 ) -> Measurement:
     """The Measurement; a `reason` makes it invalid and then only its counts remain as metrics."""
     counts = (".errors", ".skipped", ".truncated", ".short_outputs")
@@ -89,6 +100,7 @@ def conclude(
         notes=tuple(notes),
         started_at_utc=clock.started_at_utc,
         duration_s=time.perf_counter() - clock.started_s,
+        files=files or {},
     )
 
 
@@ -113,21 +125,34 @@ class Window:
     reason: str  # empty where they may
     note: str
     lost: bool  # nothing can be measured after it: no request succeeded, or the server does not answer
+    recount: Recount | None = None  # of a sample of the outputs; None where there is none
 
 
 async def close_window(
-    client: Client, before: Snapshot, completions: Sequence[Completion], max_error_share: float
+    client: Client,
+    before: Snapshot,
+    completions: Sequence[Completion],
+    max_error_share: float,
+    recounted_outputs: int = SAMPLE,
 ) -> Window:
-    """Look at the counters again. Too many failures, or a prompt from the prefix cache, give a reason."""
+    """Look at the counters again, and tokenize up to `recounted_outputs` of the outputs.
+
+    Too many failures, a restart, or a prompt from the prefix cache give a reason; a usage that its text does not bear
+    out, or counters that prove nothing, a note.
+    """
     reason = failures(completions, max_error_share)
     lost = all(completion.error for completion in completions)
     try:
         after = await client.metrics()
+        speculation(before, after)  # for its refusal
+        hits = growth(before, after, PREFIX_CACHE_HITS)
     except InvalidMeasurement as error:
         return Window(before, before, reason or str(error), "", lost=True)
-    hits = growth(before, after, PREFIX_CACHE_HITS)
     cached = max(hits or 0, sum(completion.cached_tokens or 0 for completion in completions))
     if cached:
         reason = reason or f"{cached:.0f} prompt tokens came from the prefix cache"
-    note = "" if hits is not None else f"the server has no {PREFIX_CACHE_HITS}: a cold prefix cache is not proven"
-    return Window(before, after, reason, note, lost)
+    notes = [] if hits is not None else [f"the server has no {PREFIX_CACHE_HITS}: a cold prefix cache is not proven"]
+    counted = await recount(client, completions, recounted_outputs) if recounted_outputs and not lost else None
+    if counted is not None:
+        notes += [found] if (found := counted if isinstance(counted, str) else counted.note) else []
+    return Window(before, after, reason, "; ".join(notes), lost, counted if isinstance(counted, Recount) else None)

@@ -3,6 +3,9 @@
 With `source: own` the questions are the package's own and the metrics are called `word_problems.*`; only the real
 test set is called `gsm8k.*`. A failed request is not a wrong answer: it is counted apart and is in no accuracy.
 A truncated answer (finish_reason "length") is scored as it stands and counted.
+
+Answers are kept as they come, so that a run which was cut off asks only for what it lacks when the same plan runs
+again; each answer carries the boot that gave it.
 """
 
 from __future__ import annotations
@@ -13,9 +16,10 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from orchestrator.bench import extraction
-from orchestrator.bench.context import BenchContext, Clock, Rates, conclude, failures
+from orchestrator.bench.context import BenchContext, Clock, Rates, conclude
 from orchestrator.bench.exemplars import EXEMPLARS
 from orchestrator.bench.load import closed_loop
+from orchestrator.bench.unfinished import Unfinished
 from orchestrator.client import Client, Completion
 from orchestrator.corpora import Question
 from orchestrator.errors import UsageError
@@ -35,6 +39,7 @@ class Params:
     concurrency: int = 8
     instruction: str = INSTRUCTION
     few_shot: int = 0  # solved examples before the question, as earlier turns of the chat
+    thinking: Literal["default", "on", "off"] = "default"  # enable_thinking of the chat template; default: not said
     max_error_share: float = 0.1
 
     def __post_init__(self) -> None:
@@ -49,8 +54,9 @@ def prefix(params: Params) -> str:
 
 
 def expected_s(params: Params, rates: Rates) -> float:
-    rate = rates.decode_tok_per_s if params.concurrency == 1 else rates.batch_tok_per_s
-    return 0.6 * params.n * params.max_tokens / rate  # most answers end before the bound
+    rate = rates.answers_tok_per_s or (rates.decode_tok_per_s if params.concurrency == 1 else rates.batch_tok_per_s)
+    answer_tokens = 0.6 * params.max_tokens if rates.answer_tokens is None else rates.answer_tokens
+    return params.n * min(answer_tokens, params.max_tokens) / rate
 
 
 def require(params: Params, context: BenchContext) -> None:
@@ -65,34 +71,60 @@ def require(params: Params, context: BenchContext) -> None:
 async def measure(target: Target, params: Params, context: BenchContext) -> Measurement:
     clock = Clock.start()
     sha256, questions = _questions(params, context)
-    finished = 0
-
-    def on_done() -> None:
-        nonlocal finished
-        finished += 1
-        context.advance(finished, len(questions), prefix(params))
+    config = {**to_jsonable(params), "extraction": extraction.VERSION, "seed": context.seed}
+    kept = Unfinished.of("gsm8k", context, {**config, "corpus": sha256})
+    found = {sample["id"]: sample for sample in kept.read()}
+    earlier = len(found)
+    missing = [question for question in questions if question.id not in found]
 
     async with Client(target) as client:
 
         async def ask(question: Question) -> Completion:
-            return await client.chat(
+            completion = await client.chat(
                 messages(question.question, params),
                 params.max_tokens,
                 temperature=params.temperature,
                 seed=context.seed_for("gsm8k", question.id),
+                **template_options(params.thinking),
             )
+            sample = {**score(question, completion), "boot": target.model}
+            found[question.id] = sample
+            if not completion.error:  # a failed request is asked again
+                kept.add(sample)
+            context.advance(len(found), len(questions), prefix(params))
+            return completion
 
-        load = await closed_loop(questions, params.concurrency, ask, on_done)
-    samples = [score(question, done) for question, done in zip(questions, load.completions, strict=True)]
+        if missing:
+            await closed_loop(missing, params.concurrency, ask)
+    samples = [found[question.id] for question in questions]
+    reason = failures(samples, params.max_error_share)
+    if not reason:
+        kept.discard()
     return conclude(
         bench="gsm8k",
         clock=clock,
-        config={**to_jsonable(params), "extraction": extraction.VERSION},
+        config=config,
         metrics=summary(prefix(params), samples),
         samples=samples,
-        reason=failures(load.completions, params.max_error_share),
+        reason=reason,
+        notes=[f"{earlier} of {len(questions)} answers are of a run that was cut off"] if earlier else [],
         corpora={prefix(params): sha256},
     )
+
+
+def failures(samples: Sequence[dict[str, Any]], max_error_share: float) -> str:
+    """A reason where no question was answered or too many requests failed, else empty."""
+    errors = [sample["error"] for sample in samples if sample["error"]]
+    if errors and len(errors) == len(samples):
+        return f"all {len(errors)} requests failed; the first: {errors[0]}"
+    if len(errors) > max_error_share * len(samples):
+        return f"{len(errors)} of {len(samples)} requests failed; the first: {errors[0]}"
+    return ""
+
+
+def template_options(thinking: str) -> dict[str, Any]:
+    """What a request says to the chat template about thinking; nothing with "default"."""
+    return {} if thinking == "default" else {"chat_template_kwargs": {"enable_thinking": thinking == "on"}}
 
 
 def messages(question: str, params: Params) -> list[dict[str, str]]:

@@ -1,44 +1,75 @@
 """kld: KL divergence of the served model from a reference that the same stack served.
 
 Documents are cut by tokens once, when the reference is made, and stored as token ids; the candidate scores the
-same ids. Formulas are in `orchestrator.bench.divergence`.
+same ids. Formulas are in `orchestrator.bench.divergence`. Protocols:
+
+- documents: pieces spread evenly over a corpus, every position after the first scored. Served traffic is cut by its
+  lines, a request each.
+- halves: windows in a row from the corpus' start, of which the second half is scored, so that each scored position
+  has at least half a window before it. Windows are of one length: the mean over positions is the mean of their means.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+import io
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy
 
 from orchestrator.bench.context import BenchContext, Clock, Rates, conclude
-from orchestrator.bench.divergence import MIN_INTERVAL_DOCUMENTS, DocumentDivergence, compare, summarize
+from orchestrator.bench.divergence import (
+    MIN_INTERVAL_DOCUMENTS,
+    STATISTICS,
+    DocumentDivergence,
+    compare,
+    summarize,
+)
 from orchestrator.client import Client
 from orchestrator.corpora import Corpus
 from orchestrator.errors import InvalidMeasurement, UsageError
 from orchestrator.records import Measurement, Target, to_jsonable
 from orchestrator.reference import Document, Reference, require_stack
 
+SHORTEST_TOKENS = 16  # of a line of served traffic
+COPIES = 2  # the server holds the float32 logits of a batch and their log-softmax at the same time
+
 
 @dataclass(frozen=True)
 class Params:
-    corpora: tuple[Literal["prose", "code", "wikitext"], ...] = ("prose", "code")
+    corpora: tuple[Literal["prose", "code", "wikitext", "traffic"], ...] = ("prose", "code")
+    protocol: Literal["documents", "halves"] = "documents"
     documents: int = 8  # of each corpus
     document_tokens: int = 512
     top_k: int = 64
     wikitext_path: str = ""
+    traffic_path: str = ""  # JSON lines, {"text": ...} each: what was served, as text with its template
+    logprob_gib: float = 2.0  # what the server may need for log probabilities before the bench is refused
 
     def __post_init__(self) -> None:
         if not self.corpora or len(set(self.corpora)) < len(self.corpora):
             raise ValueError("corpora must name each corpus once")
-        if self.documents < 1 or self.document_tokens < 2 or self.top_k < 1:
-            raise ValueError("documents and top_k must be >= 1, document_tokens >= 2")
+        if self.documents < 1 or self.document_tokens < 2 or self.top_k < 1 or self.logprob_gib <= 0:
+            raise ValueError("documents and top_k must be >= 1, document_tokens >= 2, logprob_gib > 0")
+        if self.protocol == "halves" and (self.document_tokens < 4 or self.document_tokens % 2):
+            raise ValueError("protocol halves wants an even document_tokens of at least 4")
+
+    @property
+    def first(self) -> int:
+        """The first scored position of a document."""
+        return 1 if self.protocol == "documents" else self.document_tokens // 2 + 1
+
+    def label(self, corpus: str) -> str:
+        """What a corpus is called in metrics: the two protocols' numbers are not to be mixed."""
+        return corpus if self.protocol == "documents" else f"{corpus}_halves"
 
 
 def expected_s(params: Params, rates: Rates) -> float:
     tokens = len(params.corpora) * params.documents * params.document_tokens
+    if rates.logprob_tok_per_s:
+        return tokens / rates.logprob_tok_per_s
     return tokens / rates.prefill_tok_per_s + tokens * params.top_k * 1.5e-5  # the server's work on log probabilities
 
 
@@ -47,31 +78,60 @@ def texts(params: Params, context: BenchContext) -> tuple[Corpus, ...]:
         "prose": context.corpora.prose,
         "code": context.corpora.code,
         "wikitext": lambda: context.corpora.wikitext(params.wikitext_path),
+        "traffic": lambda: context.corpora.traffic(params.traffic_path),
     }
     return tuple(loaders[name]() for name in params.corpora)
 
 
 def require(params: Params, context: BenchContext) -> None:
-    """Raises UsageError where a corpus cannot be read, or the server is known to refuse the requests."""
+    """Raises UsageError where a corpus cannot be read, or the server is known to refuse the requests or die of them."""
     texts(params, context)
     context.require_room(params.document_tokens + 1, "benches.kld.document_tokens and the token that scoring generates")
     if context.max_logprobs is not None and 0 <= context.max_logprobs < params.top_k:
         raise UsageError(f"benches.kld.top_k is {params.top_k}, the server's max-logprobs is {context.max_logprobs}")
+    require_memory(params, context)
+
+
+def logprob_bytes(tokens: int, vocabulary: int) -> int:
+    """What the server holds for the log probabilities of a batch of prompt tokens: float32 (tokens, vocabulary)."""
+    return 4 * COPIES * tokens * vocabulary
+
+
+def require_memory(params: Params, context: BenchContext) -> None:
+    """Raises UsageError where the log probabilities of one batch are larger than `logprob_gib`, or where the KV cache
+    is sized to what memory is left and would leave no room for them.
+    """
+    if context.vocabulary is None:
+        return
+    batch = min(params.document_tokens, context.batched_tokens or params.document_tokens)
+    wanted_gib = logprob_bytes(batch, context.vocabulary) / 2**30
+    tensor = f"log probabilities of {batch} tokens over a vocabulary of {context.vocabulary} take {wanted_gib:.2f} GiB"
+    if wanted_gib > params.logprob_gib:
+        raise UsageError(
+            f"benches.kld: {tensor}, benches.kld.logprob_gib allows {params.logprob_gib:g}; "
+            "lower max-num-batched-tokens or document_tokens, or raise logprob_gib if the server has that room"
+        )
+    if not context.kv_capped:
+        raise UsageError(
+            f"benches.kld: {tensor}, and the KV cache takes all that gpu-memory-utilization allows; "
+            "set +variant.serve.kv-cache-memory-bytes=BYTES so that they fit beside it"
+        )
 
 
 def reference_key(params: Params, context: BenchContext) -> str:
     """Names what a reference is of: the corpora's bytes, how they are cut, K. Computed without a server."""
     parts = [f"{corpus.name}={corpus.sha256}" for corpus in texts(params, context)]
-    parts += [str(params.documents), str(params.document_tokens), str(params.top_k)]
+    parts += [params.protocol, str(params.documents), str(params.document_tokens), str(params.top_k)]
     return f"{'-'.join(params.corpora)}-{hashlib.sha256('|'.join(parts).encode()).hexdigest()[:16]}"
 
 
 async def collect(target: Target, params: Params, context: BenchContext) -> Reference:
     """Cut the documents and score them twice on the served model: the reference and its floor against itself."""
+    require_memory(params, context)
     sources = texts(params, context)
     async with Client(target) as client:
         cut = [piece for corpus in sources for piece in await _cut(client, corpus, params)]
-        first_text = await client.detokenize(cut[0][1].tolist())
+        first_text = await client.detokenize(cut[0].token_ids.tolist())
         total = 2 * len(cut)
         once = await _score(client, cut, params.top_k, context, 0, total)
         again = await _score(client, cut, params.top_k, context, len(cut), total)
@@ -91,11 +151,10 @@ async def score(target: Target, reference: Reference, context: BenchContext) -> 
 
     Raises InvalidMeasurement where the server's tokenizer is not the reference's.
     """
-    cut = [(document.corpus, document.token_ids) for document in reference.documents]
     async with Client(target) as client:
-        if await client.detokenize(cut[0][1].tolist()) != reference.first_text:
+        if await client.detokenize(reference.documents[0].token_ids.tolist()) != reference.first_text:
             raise InvalidMeasurement("the served model's tokenizer is not the reference's: token ids mean other text")
-        documents = await _score(client, cut, reference.top_k, context, 0, len(cut))
+        documents = await _score(client, reference.documents, reference.top_k, context, 0, len(reference.documents))
     return replace(reference, documents=documents, floor_kl_nats=())
 
 
@@ -107,101 +166,136 @@ async def measure(target: Target, params: Params, context: BenchContext) -> Meas
     if context.stack:
         require_stack(reference.stack, context.stack, "given to this bench")
     wanted = {corpus.name: corpus.sha256 for corpus in texts(params, context)}
-    if dict(reference.corpora) != wanted or reference.top_k != params.top_k:
-        raise UsageError("the KL reference is of other corpora or another top_k than benches.kld asks for")
+    if dict(reference.corpora) != wanted or reference.top_k != params.top_k or not _as_cut(reference, params):
+        raise UsageError("the KL reference is of other corpora, cut or top_k than benches.kld asks for")
+    require_memory(params, context)
     candidate = await score(target, reference, context)
     divergences = compare(reference, candidate)
-    metrics, notes = _metrics(divergences, reference, context)
+    metrics, notes = _metrics(divergences, reference, params, context)
     finite = all(numpy.isfinite(value) for value in metrics.values())
     return conclude(
         bench="kld",
         clock=clock,
         config={**to_jsonable(params), "reference_stack": reference.stack, "seed": context.seed},
         metrics=metrics,
-        samples=[_sample(number, divergence, reference) for number, divergence in enumerate(divergences)],
+        samples=[_sample(number, found, reference.documents[number]) for number, found in enumerate(divergences)],
         reason="" if finite else "a KL is not finite",
         notes=notes,
         corpora=wanted,
+        files={"positions.npz": _positions(divergences, reference)},
+    )
+
+
+def _as_cut(reference: Reference, params: Params) -> bool:
+    """Whether the reference's documents are of the wanted protocol and length; a line of traffic may be shorter."""
+    return all(
+        document.first == params.first
+        and (len(document.token_ids) == params.document_tokens or document.corpus == "traffic")
+        for document in reference.documents
     )
 
 
 def _metrics(
-    divergences: Sequence[DocumentDivergence], reference: Reference, context: BenchContext
+    divergences: Sequence[DocumentDivergence], reference: Reference, params: Params, context: BenchContext
 ) -> tuple[dict[str, float], list[str]]:
     metrics = {"kl.errors": 0.0}  # one failed request leaves documents without scores and ends the bench
     notes: list[str] = []
     floors = reference.floor_nats
-    for name in reference.corpora:
-        documents = [divergence for divergence in divergences if divergence.corpus == name]
-        summary = summarize(documents, context.seed_for("kld", name))
-        metrics |= {
-            f"kl.mean_nats.{name}": summary.mean_nats,
-            f"kl.median_nats.{name}": summary.median_nats,
-            f"kl.p99_nats.{name}": summary.p99_nats,
-            f"kl.top1_agreement.{name}": summary.top1_agreement,
-            f"kl.coverage.{name}": summary.coverage,
-            f"kl.positions.{name}": float(summary.positions),
-        }
-        if summary.interval_nats:
-            low, high = summary.interval_nats
-            metrics |= {f"kl.mean_nats.{name}.ci_low": low, f"kl.mean_nats.{name}.ci_high": high}
-        else:
+    for corpus in reference.corpora:
+        name = params.label(corpus)
+        documents = [divergence for divergence in divergences if divergence.corpus == corpus]
+        summary = summarize(documents, context.seed_for("kld", corpus))
+        metrics |= {f"kl.{what}.{name}": value for what, value in summary.values.items()}
+        metrics[f"kl.positions.{name}"] = float(summary.positions)
+        for what, (low, high) in summary.intervals.items():
+            metrics |= {f"kl.{what}.{name}.ci_low": low, f"kl.{what}.{name}.ci_high": high}
+        if not summary.intervals:
             notes.append(f"{name}: no interval of {len(documents)} documents, it takes {MIN_INTERVAL_DOCUMENTS}")
-        if name in floors:
-            metrics[f"kl.floor_nats.{name}"] = floors[name]
-            if summary.mean_nats <= floors[name]:
-                notes.append(f"{name}: at the reference's own floor of {floors[name]:.2g} nats")
+        if corpus in floors:
+            metrics[f"kl.floor_nats.{name}"] = floors[corpus]
+            if summary.values["mean_nats"] <= floors[corpus]:
+                notes.append(f"{name}: at the reference's own floor of {floors[corpus]:.2g} nats")
         else:
             notes.append(f"{name}: the reference has no floor")
     return metrics, notes
 
 
-def _sample(number: int, divergence: DocumentDivergence, reference: Reference) -> dict[str, Any]:
-    floor = reference.floor_kl_nats[number] if reference.floor_kl_nats else ()
+def _sample(number: int, divergence: DocumentDivergence, document: Document) -> dict[str, Any]:
+    """One document's own statistics; its positions are in positions.npz under its number."""
     return {
         "document": number,
         "corpus": divergence.corpus,
-        "kl_nats": _rounded(divergence.kl_nats),
-        "floor_kl_nats": _rounded(floor),  # the reference's second pass against its first
-        "coverage": [round(float(value), 6) for value in divergence.coverage],
-        "top1_agrees": [bool(value) for value in divergence.top1_agrees],
+        "tokens": len(document.token_ids),
+        "first": document.first,
+        "positions": len(divergence.kl_nats),
+        **{name: float(f"{statistic(divergence):.6g}") for name, statistic in STATISTICS.items()},
     }
 
 
-def _rounded(values: Iterable[float]) -> list[float]:
-    return [float(f"{value:.6g}") for value in values]
+def _positions(divergences: Sequence[DocumentDivergence], reference: Reference) -> bytes:
+    """npz: `<document>.<what>` for each position, float64 and bool, beside the document's token ids."""
+    arrays: dict[str, numpy.ndarray] = {}
+    for number, (found, document) in enumerate(zip(divergences, reference.documents, strict=True)):
+        arrays |= {
+            f"{number}.token_ids": document.token_ids,
+            f"{number}.kl_nats": found.kl_nats,
+            f"{number}.coverage": found.coverage,
+            f"{number}.top1_agrees": found.top1_agrees,
+            f"{number}.delta_p": found.delta_p,
+        }
+        if reference.floor_kl_nats:  # the reference's second pass against its first
+            arrays[f"{number}.floor_kl_nats"] = reference.floor_kl_nats[number]
+    content = io.BytesIO()
+    numpy.savez_compressed(content, **arrays)
+    return content.getvalue()
 
 
-async def _cut(client: Client, corpus: Corpus, params: Params) -> list[tuple[str, numpy.ndarray]]:
-    """Documents of equal length, spread evenly over the corpus, none overlapping."""
-    tokens = numpy.array(await client.tokenize(corpus.text), dtype=numpy.int32)
-    available = len(tokens) // params.document_tokens
-    if available < params.documents:
+async def _cut(client: Client, corpus: Corpus, params: Params) -> list[Document]:
+    """Documents without scores. None overlaps another."""
+    if corpus.parts and params.protocol == "documents":
+        pieces = await _lines(client, corpus, params)
+    else:
+        tokens = numpy.array(await client.tokenize(corpus.text), dtype=numpy.int32)
+        available = len(tokens) // params.document_tokens
+        if available < params.documents:
+            raise UsageError(
+                f"corpus {corpus.name} has {len(tokens)} tokens: {available} documents of {params.document_tokens}, "
+                f"benches.kld.documents is {params.documents}"
+            )
+        stride = len(tokens) // params.documents if params.protocol == "documents" else params.document_tokens
+        pieces = [
+            tokens[number * stride : number * stride + params.document_tokens] for number in range(params.documents)
+        ]
+    none = numpy.empty((0, 0))
+    return [Document(corpus.name, token_ids, none, none, params.first) for token_ids in pieces]
+
+
+async def _lines(client: Client, corpus: Corpus, params: Params) -> list[numpy.ndarray]:
+    """The beginnings of lines, spread evenly over the file."""
+    tokens = [numpy.array(await client.tokenize(part), dtype=numpy.int32) for part in corpus.parts]
+    usable = [token_ids[: params.document_tokens] for token_ids in tokens if len(token_ids) >= SHORTEST_TOKENS]
+    if len(usable) < params.documents:
         raise UsageError(
-            f"corpus {corpus.name} has {len(tokens)} tokens: {available} documents of {params.document_tokens}, "
+            f"corpus {corpus.name} has {len(usable)} lines of at least {SHORTEST_TOKENS} tokens, "
             f"benches.kld.documents is {params.documents}"
         )
-    stride = len(tokens) // params.documents
-    return [
-        (corpus.name, tokens[number * stride : number * stride + params.document_tokens])
-        for number in range(params.documents)
-    ]
+    return [usable[number * len(usable) // params.documents] for number in range(params.documents)]
 
 
 async def _score(
-    client: Client, cut: Sequence[tuple[str, numpy.ndarray]], top_k: int, context: BenchContext, done: int, total: int
+    client: Client, cut: Sequence[Document], top_k: int, context: BenchContext, done: int, total: int
 ) -> tuple[Document, ...]:
     """One request at a time: the server holds a float32 (tokens, vocabulary) tensor for each."""
     documents = []
-    for number, (corpus, token_ids) in enumerate(cut):
-        context.advance(done + number, total, f"log probabilities, {corpus}")
-        positions = await client.prompt_logprobs(token_ids.tolist(), top_k)
-        documents.append(_document(corpus, token_ids, positions, top_k))
+    for number, piece in enumerate(cut):
+        context.advance(done + number, total, f"log probabilities, {piece.corpus}")
+        positions = await client.prompt_logprobs(piece.token_ids.tolist(), top_k)
+        documents.append(_document(piece, positions[piece.first - 1 :], top_k))
     context.advance(done + len(cut), total, "log probabilities")
     return tuple(documents)
 
 
-def _document(corpus: str, token_ids: numpy.ndarray, positions: Sequence[Mapping[int, float]], top_k: int) -> Document:
+def _document(piece: Document, positions: Sequence[Mapping[int, float]], top_k: int) -> Document:
     """The server returns the actual token besides the top K: K or K + 1 entries, kept in order of probability."""
     top_ids = numpy.full((len(positions), top_k + 1), -1, dtype=numpy.int32)
     top_logprobs = numpy.full((len(positions), top_k + 1), -numpy.inf, dtype=numpy.float32)
@@ -210,4 +304,4 @@ def _document(corpus: str, token_ids: numpy.ndarray, positions: Sequence[Mapping
             raise InvalidMeasurement(f"prompt_logprobs: {len(entries)} tokens at a position instead of {top_k}")
         for column, (token, logprob) in enumerate(sorted(entries.items(), key=lambda entry: -entry[1])[: top_k + 1]):
             top_ids[row, column], top_logprobs[row, column] = token, logprob
-    return Document(corpus, token_ids, top_ids, top_logprobs)
+    return replace(piece, top_ids=top_ids, top_logprobs=top_logprobs)

@@ -9,6 +9,7 @@ import statistics
 from dataclasses import dataclass, replace
 
 from orchestrator.bench.context import BenchContext, Clock, Rates, close_window, conclude
+from orchestrator.bench.load import MAX_LAG_P99_MS, lag_p99_ms, lagged, watched_lag
 from orchestrator.bench.prompts import paragraphs, random_prompt
 from orchestrator.client import Client, Completion
 from orchestrator.records import Measurement, Target, to_jsonable
@@ -20,6 +21,7 @@ class Params:
     runs: int = 3
     warmup_runs: int = 1
     max_error_share: float = 0.34
+    max_client_lag_p99_ms: float = MAX_LAG_P99_MS  # above it this process was too slow to be the clock
 
     def __post_init__(self) -> None:
         if min(self.lengths_tokens, default=0) < 16 or self.runs < 1 or self.warmup_runs < 0:
@@ -27,7 +29,8 @@ class Params:
 
 
 def expected_s(params: Params, rates: Rates) -> float:
-    return (params.runs + params.warmup_runs) * sum(params.lengths_tokens) / rates.prefill_tok_per_s
+    fitting = [n for n in params.lengths_tokens if rates.window_tokens is None or n < rates.window_tokens]
+    return (params.runs + params.warmup_runs) * sum(fitting) / rates.prefill_tok_per_s
 
 
 def require(params: Params, context: BenchContext) -> None:
@@ -54,14 +57,22 @@ async def measure(target: Target, params: Params, context: BenchContext) -> Meas
                 continue
             before = await client.metrics()
             done: list[Completion] = []
-            for run in range(tries):
-                context.advance(number * tries + run, len(params.lengths_tokens) * tries, f"prefill {length} tokens")
-                prompt = random_prompt(pool, length, context.seed_for("prefill", length, run))
-                done.append(_checked(await client.complete(prompt, 1, temperature=0.0, ignore_eos=True), length))
-                samples.append(done[-1].sample(length_tokens=length, run=run, warmup=run < params.warmup_runs))
-            window = await close_window(client, before, done, params.max_error_share)
+            with watched_lag() as lag_ms:
+                for run in range(tries):
+                    context.advance(
+                        number * tries + run, len(params.lengths_tokens) * tries, f"prefill {length} tokens"
+                    )
+                    prompt = random_prompt(pool, length, context.seed_for("prefill", length, run))
+                    done.append(_checked(await client.complete(prompt, 1, temperature=0.0, ignore_eos=True), length))
+                    samples.append(done[-1].sample(length_tokens=length, run=run, warmup=run < params.warmup_runs))
+            samples.append({"length_tokens": length, "client_lag_ms": [round(late_ms, 4) for late_ms in lag_ms]})
+            window = await close_window(client, before, done, params.max_error_share, recounted_outputs=0)
             measured = [completion for completion in done[params.warmup_runs :] if not completion.error]
-            reason = window.reason or ("" if measured else "every measured run failed")
+            reason = (
+                window.reason
+                or ("" if measured else "every measured run failed")
+                or lagged(lag_ms, params.max_client_lag_p99_ms)
+            )
             reasons += [f"len{length}: {reason}"] if reason else []
             notes += [f"len{length}: {window.note}"] if window.note else []
             metrics["prefill.errors"] += sum(bool(completion.error) for completion in done)
@@ -72,6 +83,7 @@ async def measure(target: Target, params: Params, context: BenchContext) -> Meas
                 metrics[f"prefill.prompt_tok_per_s.len{length}"] = 1e3 * length / statistics.median(ttfts_ms)
                 metrics[f"prefill.prompt_tok_per_s.best.len{length}"] = 1e3 * length / min(ttfts_ms)
                 metrics[f"prefill.ttft_ms.len{length}"] = statistics.median(ttfts_ms)
+                metrics[f"prefill.client_lag_ms.p99.len{length}"] = lag_p99_ms(lag_ms)
         context.advance(1, 1, "prefill")
     if not reasons and not any(name.startswith("prefill.ttft_ms") for name in metrics):
         reasons.append("every length is over the window")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Sequence
 
 from orchestrator.client import Client
@@ -14,7 +15,7 @@ HEADER_TOKENS = 8  # the prefix cache's first block differs when any of its toke
 
 async def paragraphs(client: Client, corpus: Corpus) -> tuple[tuple[int, ...], ...]:
     """The corpus' paragraphs as token ids of the served model, blank line included."""
-    parts = [part for part in corpus.text.split("\n\n") if part.strip()]
+    parts = [part for part in re.split(r"\n\s*\n", corpus.text) if part.strip()]
     tokens = [tuple(await client.tokenize(part + "\n\n")) for part in parts]
     if not any(tokens):
         raise InvalidMeasurement(f"corpus {corpus.name}: the server's tokenizer gave no tokens")

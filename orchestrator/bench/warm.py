@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from orchestrator.bench import params_of
+from orchestrator.bench import decode_ctx, params_of
 from orchestrator.bench.context import BenchContext
+from orchestrator.bench.grid import material_tokens
 from orchestrator.bench.load import closed_loop
 from orchestrator.bench.prompts import paragraphs, random_prompt
 from orchestrator.client import Client, Completion
@@ -59,10 +60,18 @@ def shapes(
     if bench := params.get("prefill"):
         lengths |= {length: 1 for length in bench.lengths_tokens if length + 1 <= window_tokens}
     if bench := params.get("decode_ctx"):
-        fitting = [n for n in bench.contexts_tokens if n + bench.generate_tokens <= window_tokens]
-        lengths |= {length: min(GENERATE_TOKENS, bench.generate_tokens) for length in fitting}
+        measured, _ = decode_ctx.contexts(bench, window_tokens)
+        lengths |= {decode_ctx.prompt_tokens(n): min(GENERATE_TOKENS, bench.generate_tokens) for n in measured}
     if bench := params.get("betterbench"):
         concurrency |= set(bench.concurrency)
+        read = material_tokens(bench).values() if bench.grid else ()
+        lengths |= {length: GENERATE_TOKENS for length in read if 0 < length <= window_tokens - GENERATE_TOKENS}
+    if params.keys() & {"acceptance", "greedy"}:
+        concurrency.add(1)
+    if bench := params.get("battery"):
+        concurrency.add(bench.concurrency)
+        fitting = [length for length in bench.contexts_tokens if length <= window_tokens - bench.needle_max_tokens]
+        lengths |= dict.fromkeys(fitting, GENERATE_TOKENS)
     if bench := params.get("gsm8k"):
         concurrency.add(bench.concurrency)
     if bench := params.get("kld"):

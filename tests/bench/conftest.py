@@ -29,6 +29,11 @@ def corpora(tmp_path: Path) -> Corpora:
         for name in CATEGORIES
     }
     (data / "prompts.yaml").write_text(yaml.safe_dump(prompts))
+    cells = ["short/short", "medium/short", "long/medium"]
+    (data / "grid.yaml").write_text(yaml.safe_dump(dict.fromkeys(CATEGORIES, cells)))
+    (data / "heldout.yaml").write_text(yaml.safe_dump([f"Tell me about river number {number}." for number in range(9)]))
+    battery = [{"id": f"battery-{number}", "prompt": f"Say {number}."} for number in range(4)]
+    (data / "battery.yaml").write_text(yaml.safe_dump(battery))
     return Corpora(tmp_path / "cache", data)
 
 

@@ -34,7 +34,7 @@ from orchestrator.records import Measurement, from_jsonable, to_jsonable
 
 DECODE = {"contexts_tokens": [64, 256], "generate_tokens": 61, "repeats": 2}
 PREFILL = {"lengths_tokens": [128, 512], "runs": 3, "warmup_runs": 1}
-BETTERBENCH = {"prompts_per_category": 2, "max_tokens": 24, "concurrency": [1, 4]}
+BETTERBENCH = {"prompts_per_category": 2, "max_tokens": 24, "concurrency": [1, 4], "min_offered_share": 0.3}
 GSM8K = {"n": 12, "max_tokens": 16, "concurrency": 4}
 
 
@@ -207,6 +207,10 @@ def test_the_latencies_of_a_level_are_these_statistics_of_its_requests():
         "betterbench.itl_ms.p50.conc7": 20.0,  # 60 / 3; the mean is 12.6
         "betterbench.itl_ms.p99.conc7": 20.0,
         "betterbench.longest_gap_ms.conc7": 60.0,
+        "betterbench.update_ms.p50.conc7": 2.0,
+        "betterbench.update_ms.p99.conc7": 60.0,
+        "betterbench.low1_tok_per_s.conc7": pytest.approx(50.0),  # three tokens in 60 ms
+        "betterbench.offered_share.conc7": 1.0,
         "betterbench.client_lag_ms.p99.conc7": 99.0**2,
         "betterbench.aggregate_tok_per_s.conc7": pytest.approx(606 / 1.063),
         "betterbench.achieved_concurrency.conc7": pytest.approx((5050 + 1000 + 101 * 63) / 1063),

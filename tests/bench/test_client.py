@@ -7,13 +7,17 @@ import json
 import re
 import statistics
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from truth_server import MODEL, Script, TruthServer, ids, serving
 
+from orchestrator import bench
+from orchestrator.bench.recount import Recount, recount
 from orchestrator.client import Client, Completion, Timeouts
 from orchestrator.completion import CompletionReader
 from orchestrator.errors import InvalidMeasurement
+from orchestrator.records import Target
 
 PROMPT = ids("A prompt. ", 50)
 SHORT = Timeouts(connect_s=2.0, first_token_s=0.3, between_tokens_s=0.3, total_s=5.0)
@@ -24,7 +28,7 @@ def complete(script: Script, max_tokens: int = 20, **options) -> tuple[TruthServ
         async with serving(script) as (server, target), Client(target, SHORT) as client:
             return server, await client.complete(PROMPT, max_tokens, **options)
 
-    return asyncio.run(run())
+    return bench.run(run())
 
 
 def chat(script: Script, max_tokens: int = 20) -> tuple[TruthServer, Completion]:
@@ -32,7 +36,7 @@ def chat(script: Script, max_tokens: int = 20) -> tuple[TruthServer, Completion]
         async with serving(script) as (server, target), Client(target, SHORT) as client:
             return server, await client.chat([{"role": "user", "content": "Hello."}], max_tokens)
 
-    return asyncio.run(run())
+    return bench.run(run())
 
 
 def test_arrival_times_are_the_times_the_server_wrote():
@@ -42,7 +46,8 @@ def test_arrival_times_are_the_times_the_server_wrote():
     late_ms = [(seen - wrote) / 1e6 for seen, wrote in zip(done.update_ns, sent.update_ns, strict=True)]
     assert min(late_ms) >= 0.0
     assert statistics.median(late_ms) < 2.0
-    assert statistics.median(done.itl_ms) == pytest.approx(5.0, abs=0.5)
+    gaps_ms = [(later - earlier) / 1e6 for earlier, later in pairwise(sent.update_ns)]
+    assert statistics.median(done.itl_ms) == pytest.approx(statistics.median(gaps_ms), abs=0.5)
     assert done.ttft_ms == pytest.approx((sent.update_ns[0] - done.sent_ns) / 1e6, abs=5.0)
     assert done.ttft_ms >= 30.0
     assert done.decode_span_ms == pytest.approx((sent.update_ns[-1] - sent.update_ns[0]) / 1e6, rel=0.05)
@@ -94,7 +99,8 @@ def test_a_prompt_of_token_ids_is_sent_as_such_and_tokens_are_counted_from_usage
         ("no_done", "without \\[DONE\\] after 20 tokens"),
         ("truncated", "without \\[DONE\\] after 3 tokens"),
         ("no_finish_reason", "without a finish_reason"),
-        ("fin", "connection broken after 3 tokens"),
+        ("fin", "connection broken after 3 tokens: closed by the server"),
+        ("rst", "connection broken after 3 tokens"),
         ("lying_usage", "usage says 27 tokens, the updates carried 20"),
         ("never", "timed out before the first token"),
         ("stall", "timed out between tokens .* after 3 tokens"),
@@ -103,6 +109,118 @@ def test_a_prompt_of_token_ids_is_sent_as_such_and_tokens_are_counted_from_usage
 def test_a_fault_is_an_error_with_its_reason(fault: str, reason: str):
     _, done = complete(Script(fault=fault))
     assert re.search(reason, done.error), done.error or "no error"
+
+
+def test_a_body_that_ends_by_closing_is_judged_by_what_it_lacks():
+    """Neither a length nor chunks: a FIN is the end of such a body, also where it came in the middle."""
+    usage = b'"usage":{"prompt_tokens":1,"completion_tokens":1}'
+    event = b'data: {"choices":[{"text":"a","finish_reason":"length"}],' + usage + b"}\n\n"
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n"
+    assert "without [DONE] after 1 tokens" in answered(head + event).error
+    assert answered(head + event + b"data: [DONE]\n\n").error == ""
+    assert "without [DONE] after 0 tokens" in answered(head + event[:30]).error
+    assert "no HTTP" in answered(b"SSH-2.0-OpenSSH_9.2\r\n").error
+    assert "connection broken after 0 tokens: closed by the server" in answered(head[:30]).error
+
+
+def test_a_refusal_on_a_connection_that_stays_open_is_not_waited_for():
+    body = b'{"error":{"message":"too long"}}'
+    head = b"HTTP/1.1 400 Bad Request\r\nContent-Length: %d\r\n\r\n" % len(body)
+    assert answered(head[:9], head[9:] + body, stays_open=True).error == "HTTP 400: " + body.decode()
+
+
+def answered(*parts: bytes, stays_open: bool = False) -> Completion:
+    """What the client makes of a server that answers with these bytes."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        for part in parts:
+            writer.write(part)
+            await writer.drain()
+            await asyncio.sleep(0.01)
+        if stays_open:
+            await asyncio.sleep(1)
+        writer.close()
+
+    async def run():
+        server = await asyncio.start_server(answer, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        async with server, Client(Target(f"http://127.0.0.1:{port}", MODEL, 4096), SHORT) as client:
+            return await client.complete(PROMPT, 1)
+
+    return bench.run(run())
+
+
+def test_a_stream_that_lingers_after_its_end_is_over():
+    _, done = complete(Script(fault="lingering"))
+    assert not done.error
+    assert done.end_ns - done.update_ns[-1] < 200_000_000
+
+
+def test_comments_that_keep_a_connection_alive_are_no_tokens():
+    _, done = complete(Script(ttft_s=1.0, keepalive_s=0.02))
+    assert done.error == "timed out before the first token (0.3 s)"
+
+
+def test_a_limit_of_a_long_stream_holds_for_each_token():
+    """The limit between tokens is shorter than the stream: what arrived in time is seen in time."""
+    _, done = complete(Script(ttft_s=0.2, gap_s=0.05, pattern=(1,)), max_tokens=20)
+    assert not done.error
+    _, frozen = complete(Script(freeze_s=0.5, freeze_before=10), max_tokens=20)
+    assert frozen.error == "timed out between tokens (0.3 s) after 10 tokens"
+    assert len(frozen.update_ns) == 10
+    assert 0.3 <= (frozen.end_ns - frozen.update_ns[-1]) / 1e9 < 0.5  # its time is the server's, not only the tokens'
+
+
+def test_a_freeze_shows_as_the_longest_gap():
+    server, done = complete(Script(gap_s=0.003, freeze_s=0.15, freeze_before=7), max_tokens=40)
+    truth_ms = max(later - earlier for earlier, later in pairwise(server.sent[0].update_ns)) / 1e6
+    assert truth_ms > 150.0
+    assert done.longest_gap_ms == pytest.approx(truth_ms, abs=15.0)
+
+
+def test_an_event_counts_when_all_of_it_is_there():
+    server, done = complete(Script(split_s=0.03, gap_s=0.05), max_tokens=5)
+    assert not done.error
+    assert all(seen >= wrote for seen, wrote in zip(done.update_ns, server.sent[0].update_ns, strict=True))
+
+
+@pytest.mark.parametrize("channel", ["reasoning_content", "reasoning"])
+def test_tokens_of_a_reasoning_channel_are_tokens_and_are_counted_apart(channel: str):
+    server, done = chat(Script(reasoning_updates=8, reasoning_field=channel, pattern=(1, 2)))
+    assert not done.error
+    assert (done.completion_tokens, done.reasoning_tokens) == (20, sum(server.sent[0].update_tokens[:8]))
+    assert (len(done.reasoning), len(done.text)) == (done.reasoning_tokens, 20 - done.reasoning_tokens)
+    assert done.update_ns[0] >= server.sent[0].update_ns[0]
+    assert done.sample()["reasoning_tokens"] == done.reasoning_tokens
+
+
+def test_a_usage_that_its_text_does_not_bear_out_is_shown():
+    def found(script: Script, tokens: int) -> Recount:
+        async def run():
+            async with serving(script) as (_, target), Client(target, SHORT) as client:
+                done = [await client.complete(PROMPT, tokens) for _ in range(6)]
+                assert not any(completion.error for completion in done)
+                return await recount(client, done)
+
+        return bench.run(run())
+
+    assert found(Script(gap_s=0.0), 60).note == ""
+    inflated = found(Script(gap_s=0.0, fault="inflated_usage"), 60)
+    assert inflated.note == "usage says 198 tokens, the texts of these 3 outputs are 180 (+10.0%)"
+    assert inflated.sample()["recount"] == {"outputs": 3, "usage_tokens": 198, "text_tokens": 180}
+    assert Recount((101, 101), ((1,) * 100, (1,) * 100)).note == ""  # a stop token has no text
+    assert Recount((400,), ((1,) * 390,)).note != ""
+
+
+def test_a_server_that_cannot_tokenize_leaves_usage_unchecked_and_says_so():
+    async def run():
+        async with serving(Script()) as (_, target), Client(target, SHORT) as client:
+            done = await client.complete(PROMPT, 5)
+        async with Client(target, SHORT) as client:
+            return await recount(client, [done])
+
+    assert str(bench.run(run())).startswith("usage is not checked against the texts: POST /tokenize")
 
 
 def test_a_stream_without_usage_is_an_error():
@@ -124,7 +242,7 @@ def test_the_total_time_of_a_request_is_bounded():
         async with serving(Script(gap_s=0.02)) as (_, target), Client(target, limits) as client:
             return await client.complete(PROMPT, 100)
 
-    assert "timed out in total (0.2 s)" in asyncio.run(run()).error
+    assert "timed out in total (0.2 s)" in bench.run(run()).error
 
 
 def test_a_server_that_is_gone_is_an_error_and_not_an_exception():
@@ -136,7 +254,7 @@ def test_a_server_that_is_gone_is_an_error_and_not_an_exception():
                 await client.metrics()
             return await client.complete(PROMPT, 5), await client.healthy()
 
-    done, healthy = asyncio.run(run())
+    done, healthy = bench.run(run())
     assert "connection broken after 0 tokens" in done.error
     assert not healthy
 
@@ -147,7 +265,7 @@ def test_another_server_on_the_port_refuses_the_model():
             assert await client.models() == [MODEL]
             return await client.complete(PROMPT, 5)
 
-    assert "HTTP 404" in asyncio.run(run()).error
+    assert "HTTP 404" in bench.run(run()).error
 
 
 def test_the_longest_gap_of_a_request_is_kept():
@@ -155,6 +273,12 @@ def test_the_longest_gap_of_a_request_is_kept():
     frozen = replace(done, update_ns=(*done.update_ns[:-1], done.update_ns[-2] + 500_000_000))
     assert frozen.longest_gap_ms == pytest.approx(500.0)
     assert frozen.sample()["longest_gap_ms"] == pytest.approx(500.0)
+
+
+def test_every_token_after_the_first_update_has_an_itl_also_where_it_came_with_the_first():
+    done = Completion(0, 9, (10, 10, 30), (1, 2, 2), 5, None, 5, "stop", "", "", "")
+    assert done.itl_ms == (0.0, 0.0, 1e-5, 1e-5)
+    assert sum(done.itl_ms) == pytest.approx(done.decode_span_ms)
 
 
 def test_updates_of_one_read_are_one_gap():
@@ -174,4 +298,4 @@ def test_tokenize_and_detokenize_are_the_servers():
             tokens = await client.tokenize("river")
             return tokens, await client.detokenize(tokens)
 
-    assert asyncio.run(run()) == (list(b"river"), "river")
+    assert bench.run(run()) == (list(b"river"), "river")

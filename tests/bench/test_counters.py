@@ -39,6 +39,16 @@ def test_a_counter_that_fell_means_the_server_restarted():
         growth(page(hits=10), page(hits=3), PREFIX_CACHE_HITS)
 
 
+def test_a_counter_that_began_anew_means_a_restart_also_where_it_has_passed_its_old_value():
+    def begun(at_s: float, hits: int):
+        counter = f'# TYPE vllm:prefix_cache_hits counter\nvllm:prefix_cache_hits_total{{engine="0"}} {hits}\n'
+        return parse(f'{counter}# TYPE vllm:made gauge\nvllm:prefix_cache_hits_created{{engine="0"}} {at_s}\n')
+
+    assert growth(begun(1.0, 3), begun(1.0, 10), PREFIX_CACHE_HITS) == 7.0
+    with pytest.raises(InvalidMeasurement, match="started anew"):
+        growth(begun(1.0, 3), begun(2.0, 10), PREFIX_CACHE_HITS)
+
+
 def test_acceptance_length_counts_the_targets_own_token():
     drafter = speculation(page(drafts=10, draft_tokens=40, accepted=5), page(drafts=30, draft_tokens=120, accepted=65))
     assert drafter is not None
@@ -46,6 +56,7 @@ def test_acceptance_length_counts_the_targets_own_token():
     assert drafter.acceptance_length == 4.0
     assert drafter.tokens == 80
     assert drafter.accepted_per_position == (60, 0)
+    assert drafter.accepted_shares == (3.0, 0.0)
 
 
 def test_no_draft_is_no_speculation():

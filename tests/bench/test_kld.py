@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 from dataclasses import replace
 
@@ -12,7 +13,15 @@ from truth_server import VOCABULARY, Script, next_logprobs, serving
 
 from orchestrator import reference as store
 from orchestrator.bench import kld, measure_one, params_of, require_suite
-from orchestrator.bench.divergence import DocumentDivergence, compare, compare_document, interval, summarize
+from orchestrator.bench.divergence import (
+    STATISTICS,
+    DocumentDivergence,
+    compare,
+    compare_document,
+    intervals,
+    joined,
+    summarize,
+)
 from orchestrator.errors import InvalidMeasurement, UsageError
 from orchestrator.reference import Document, Reference
 
@@ -42,18 +51,36 @@ def document(top: dict[int, float], width: int) -> Document:
     logprobs = numpy.full((1, width), -numpy.inf, dtype=numpy.float32)
     for column, (token, probability) in enumerate(entries):
         ids[0, column], logprobs[0, column] = token, numpy.log(probability)
-    return Document("prose", numpy.array([0, 1], dtype=numpy.int32), ids, logprobs)
+    return Document("prose", numpy.array([0, entries[0][0]], dtype=numpy.int32), ids, logprobs)
+
+
+def divergence(kl_nats, agrees: bool = True, delta_p=None) -> DocumentDivergence:
+    """One document whose positions have these divergences."""
+    kl = numpy.array(kl_nats, dtype=float)
+    delta = numpy.zeros(len(kl)) if delta_p is None else numpy.array(delta_p, dtype=float)
+    return DocumentDivergence("prose", kl, numpy.full(len(kl), 0.9), numpy.full(len(kl), agrees), delta)
+
+
+def same_tokens(ours: Document, theirs: Document) -> Document:
+    return replace(theirs, token_ids=ours.token_ids)
 
 
 def test_a_position_by_hand():
     ours = document({5: 0.6, 7: 0.3, 9: 0.05}, 3)
     theirs = document({7: 0.5, 5: 0.4, 2: 0.06}, 3)
-    found = compare_document(ours, theirs, top_k=3)
+    found = compare_document(ours, same_tokens(ours, theirs), top_k=3)
     # 9 was not returned by the candidate: it is in the residual on both sides
     by_hand = 0.6 * numpy.log(0.6 / 0.4) + 0.3 * numpy.log(0.3 / 0.5) + 0.1 * numpy.log(0.1 / 0.1)
     assert found.kl_nats[0] == pytest.approx(by_hand, abs=1e-6)
     assert found.coverage[0] == pytest.approx(0.9, abs=1e-6)
     assert not found.top1_agrees[0]
+    assert found.delta_p[0] == pytest.approx(0.4 - 0.6, abs=1e-6)  # of token 5, which really follows
+
+
+def test_of_equally_likely_tokens_the_lowest_id_is_the_first():
+    ours = document({9: 0.4, 5: 0.4, 7: 0.1}, 3)
+    assert compare_document(ours, same_tokens(ours, document({5: 0.45, 9: 0.4, 7: 0.1}, 3)), 3).top1_agrees[0]
+    assert not compare_document(ours, same_tokens(ours, document({9: 0.45, 5: 0.4, 7: 0.1}, 3)), 3).top1_agrees[0]
 
 
 def test_only_the_references_top_k_are_compared_token_by_token():
@@ -65,13 +92,23 @@ def test_only_the_references_top_k_are_compared_token_by_token():
 
 
 def test_nothing_in_common_leaves_only_the_residual():
-    found = compare_document(document({1: 0.9}, 2), document({2: 0.9}, 2), top_k=1)
+    ours, theirs = document({1: 0.9, 2: 0.05}, 2), document({2: 0.9, 1: 0.05}, 2)
+    theirs = replace(theirs, top_ids=theirs.top_ids[:, :1], top_logprobs=theirs.top_logprobs[:, :1])
+    found = compare_document(replace(ours, token_ids=theirs.token_ids), theirs, top_k=1)
     assert found.kl_nats[0] == pytest.approx(0.0, abs=1e-9)
     assert found.coverage[0] == 0.0
 
 
+def test_a_position_without_its_actual_token_is_refused():
+    ours = document({1: 0.9}, 1)
+    lacking = replace(ours, top_ids=numpy.array([[3]], dtype=numpy.int32))
+    with pytest.raises(ValueError, match="lacks the log probability of its actual token"):
+        compare_document(ours, lacking, 1)
+
+
 def test_all_mass_in_the_top_k_has_no_residual():
-    found = compare_document(document({1: 0.75, 2: 0.25}, 2), document({1: 0.5, 2: 0.5}, 2), top_k=2)
+    ours = document({1: 0.75, 2: 0.25}, 2)
+    found = compare_document(ours, same_tokens(ours, document({1: 0.5, 2: 0.5}, 2)), top_k=2)
     assert found.kl_nats[0] == pytest.approx(0.75 * numpy.log(1.5) + 0.25 * numpy.log(0.5), abs=1e-6)
 
 
@@ -85,7 +122,7 @@ def test_the_result_is_a_lower_bound_of_the_full_divergence_and_reaches_it_with_
             full = float((numpy.exp(p) * (p - q)).sum())
             ours = document(dict(enumerate(numpy.exp(p))), VOCABULARY)
             theirs = document({int(t): float(numpy.exp(q[t])) for t in numpy.argsort(-q)[:top_k]}, top_k)
-            found = compare_document(ours, theirs, top_k).kl_nats[0]
+            found = compare_document(replace(ours, token_ids=theirs.token_ids), theirs, top_k).kl_nats[0]
             assert -1e-6 <= found <= full + 1e-5
             if top_k == VOCABULARY:
                 assert found == pytest.approx(full, abs=1e-5)
@@ -99,42 +136,52 @@ def test_other_token_ids_are_refused():
 
 
 def test_the_summary_weighs_tokens_and_its_interval_resamples_documents():
-    def made(values, agrees=True):
-        kl = numpy.array(values, dtype=float)
-        return DocumentDivergence("prose", kl, numpy.full(len(kl), 0.9), numpy.full(len(kl), agrees))
-
-    documents = [made([0.0] * 30), made([1.0] * 10, agrees=False)]
+    documents = [divergence([0.0] * 30), divergence([1.0] * 10, agrees=False)]
     found = summarize(documents, seed=3)
-    assert found.mean_nats == pytest.approx(0.25)  # and not 0.5, the mean over documents
-    assert found.top1_agreement == pytest.approx(0.75)
-    assert (found.median_nats, found.positions) == (0.0, 40)
-    assert interval([made([0.5] * 7)] * 5, 3) == (pytest.approx(0.5), pytest.approx(0.5))
+    assert found.values["mean_nats"] == pytest.approx(0.25)  # and not 0.5, the mean over documents
+    assert found.values["top1_agreement"] == pytest.approx(0.75)
+    assert (found.values["median_nats"], found.positions) == (0.0, 40)
+    assert intervals([divergence([0.5] * 7)] * 5, 3)["mean_nats"] == (pytest.approx(0.5), pytest.approx(0.5))
     assert summarize(documents * 3, seed=3) == summarize(documents * 3, seed=3)
 
 
-def test_the_p99_of_kl_is_of_the_positions():
-    kl = numpy.arange(201.0) ** 2  # p99 is the 198th of 0..200, p95 would be the 190th
-    documents = [DocumentDivergence("prose", kl, numpy.ones(201), numpy.ones(201, dtype=bool))]
-    found = summarize(documents, seed=3)
-    assert found.p99_nats == 198.0**2
-    assert found.median_nats == 100.0**2
-    assert found.mean_nats == pytest.approx(kl.sum() / 201)
+def test_the_percentiles_and_the_rms_are_of_the_positions():
+    kl = numpy.arange(201.0) ** 2  # p99 is the 198th of 0..200, p95 the 190th
+    found = summarize([divergence(kl, delta_p=numpy.where(kl < 4, 0.5, -0.1))], seed=3).values
+    assert (found["p99_nats"], found["p95_nats"], found["max_nats"]) == (198.0**2, 190.0**2, 200.0**2)
+    assert found["median_nats"] == 100.0**2
+    assert found["mean_nats"] == pytest.approx(kl.sum() / 201)
+    assert found["delta_p_rms"] == pytest.approx(((2 * 0.25 + 199 * 0.01) / 201) ** 0.5)
+    assert found["delta_p_mean"] == pytest.approx((2 * 0.5 - 199 * 0.1) / 201)
 
 
 def test_the_interval_holds_95_percent_of_the_means():
     means = numpy.arange(100.0) % 10  # a mean over 100 documents is as good as normal
-    documents = [DocumentDivergence("prose", numpy.full(4, m), numpy.ones(4), numpy.ones(4, dtype=bool)) for m in means]
-    low, high = interval(documents, 3)
+    low, high = intervals([divergence([mean] * 4) for mean in means], 3)["mean_nats"]
     error = means.std() / 10
     assert low == pytest.approx(means.mean() - 1.96 * error, abs=0.15 * error)
     assert high == pytest.approx(means.mean() + 1.96 * error, abs=0.15 * error)  # 90% would end at 1.64
 
 
+def test_the_intervals_are_those_of_documents_drawn_and_joined():
+    generator = numpy.random.default_rng(5)
+    documents = [
+        divergence(generator.exponential(size=size), delta_p=generator.normal(size=size))
+        for size in (7, 30, 12, 55, 20)
+    ]
+    found = intervals(documents, seed=11)
+    drawn = numpy.random.default_rng(11).integers(5, size=(2000, 5))
+    again = [joined([documents[n] for n in draw]) for draw in drawn]
+    for what in ("mean_nats", "p99_nats", "delta_p_rms"):
+        low, high = numpy.percentile([STATISTICS[what](resample) for resample in again], [2.5, 97.5])
+        assert found[what] == (pytest.approx(low, rel=1e-9), pytest.approx(high, rel=1e-9))
+
+
 @pytest.mark.parametrize("number", [1, 4])
 def test_few_documents_have_no_interval(number: int):
-    one = DocumentDivergence("prose", numpy.array([0.1, 0.2]), numpy.ones(2), numpy.ones(2, dtype=bool))
-    assert interval([one] * number, 3) is None
-    assert interval([one] * 5, 3) is not None
+    one = divergence([0.1, 0.2])
+    assert intervals([one] * number, 3) == {}
+    assert set(intervals([one] * 5, 3)) == {"mean_nats", "p99_nats", "top1_agreement", "delta_p_rms"}
 
 
 def test_a_bench_of_few_documents_says_that_it_has_no_interval(context):
@@ -177,36 +224,116 @@ def test_the_reference_against_itself_is_at_its_floor(context):
     assert any("floor" in note for note in found.notes)
 
 
-def test_every_kl_metric_can_be_computed_from_the_samples(context):
+def test_every_kl_metric_can_be_computed_from_the_stored_positions(context):
     params = {**PARAMS, "documents": 5}
     reference = collect(Script(), context, params)
     noise = numpy.random.default_rng(0)
     floor = tuple(numpy.abs(noise.normal(0, 1e-4, len(kl_nats))) for kl_nats in reference.floor_kl_nats)
-    found = measure(
-        Script(temperature=1.3), replace(context, reference=replace(reference, floor_kl_nats=floor)), params
+    given = replace(context, reference=replace(reference, floor_kl_nats=floor))
+    found = measure(Script(temperature=1.3), given, params)
+    stored = numpy.load(io.BytesIO(found.files["positions.npz"]))
+    numbers = [sample["document"] for sample in found.samples if sample["corpus"] == "code"]
+    kl, coverage, agrees, delta_p, floor_kl = (
+        [stored[f"{number}.{what}"] for number in numbers]
+        for what in ("kl_nats", "coverage", "top1_agrees", "delta_p", "floor_kl_nats")
     )
-    samples = [sample for sample in found.samples if sample["corpus"] == "code"]
-    again = [
-        DocumentDivergence("code", *(numpy.array(s[name]) for name in ("kl_nats", "coverage", "top1_agrees")))
-        for s in samples
-    ]
-    seed = replace(context, seed=found.config["seed"]).seed_for("kld", "code")
-    summary = summarize(again, seed)
-    assert summary.interval_nats is not None
+    everything = numpy.concatenate(kl)
     expected = {
-        "mean_nats.code": summary.mean_nats,
-        "mean_nats.code.ci_low": summary.interval_nats[0],
-        "mean_nats.code.ci_high": summary.interval_nats[1],
-        "median_nats.code": summary.median_nats,
-        "p99_nats.code": summary.p99_nats,
-        "top1_agreement.code": summary.top1_agreement,
-        "coverage.code": summary.coverage,
+        "mean_nats.code": everything.mean(),
+        "median_nats.code": numpy.median(everything),
+        "p95_nats.code": numpy.percentile(everything, 95),
+        "p99_nats.code": numpy.percentile(everything, 99),
+        "max_nats.code": everything.max(),
+        "top1_agreement.code": numpy.concatenate(agrees).mean(),
+        "coverage.code": numpy.concatenate(coverage).mean(),
+        "delta_p_mean.code": numpy.concatenate(delta_p).mean(),
+        "delta_p_rms.code": (numpy.concatenate(delta_p) ** 2).mean() ** 0.5,
         "positions.code": 5 * 59,
-        "floor_nats.code": numpy.concatenate([sample["floor_kl_nats"] for sample in samples]).mean(),
+        "floor_nats.code": numpy.concatenate(floor_kl).mean(),
     }
+    seed = replace(context, seed=found.config["seed"]).seed_for("kld", "code")
+    draws = numpy.random.default_rng(seed).integers(5, size=(2000, 5))
+    resampled = {
+        "mean_nats": [numpy.concatenate([kl[n] for n in draw]).mean() for draw in draws],
+        "p99_nats": [numpy.percentile(numpy.concatenate([kl[n] for n in draw]), 99) for draw in draws],
+        "top1_agreement": [numpy.concatenate([agrees[n] for n in draw]).mean() for draw in draws],
+        "delta_p_rms": [(numpy.concatenate([delta_p[n] for n in draw]) ** 2).mean() ** 0.5 for draw in draws],
+    }
+    for what, values in resampled.items():
+        low, high = numpy.percentile(values, [2.5, 97.5])
+        expected |= {f"{what}.code.ci_low": low, f"{what}.code.ci_high": high}
     assert found.metrics["kl.floor_nats.code"] > 1e-5
     of_code = {name.removeprefix("kl."): value for name, value in found.metrics.items() if "code" in name}
-    assert of_code == pytest.approx(expected, rel=5e-6)
+    assert of_code == pytest.approx(expected, rel=1e-9)
+    for number, sample in zip(numbers, (s for s in found.samples if s["corpus"] == "code"), strict=True):
+        assert sample["mean_nats"] == pytest.approx(stored[f"{number}.kl_nats"].mean(), rel=1e-5)
+        assert numpy.array_equal(stored[f"{number}.token_ids"], reference.documents[number].token_ids)
+
+
+def test_halves_scores_the_second_half_of_windows_in_a_row(context):
+    params = {"protocol": "halves", "corpora": ["prose"], "documents": 5, "document_tokens": 64, "top_k": 20}
+    reference = collect(Script(), context, params)
+    text = context.corpora.prose().text.encode()
+    assert [bytes(d.token_ids.tolist()) for d in reference.documents] == [text[64 * n : 64 * n + 64] for n in range(5)]
+    assert [(d.first, d.top_ids.shape) for d in reference.documents] == [(33, (31, 21))] * 5
+    found = measure(Script(temperature=1.3), replace(context, reference=reference), params)
+    windows = []
+    for scored in reference.documents:
+        values = []
+        for before in scored.token_ids[32:-1]:
+            p, q = next_logprobs(int(before), 1.0), next_logprobs(int(before), 1.3)
+            kept = numpy.argsort(-p)[:20]
+            rest_p, rest_q = 1 - numpy.exp(p[kept]).sum(), 1 - numpy.exp(q[kept]).sum()
+            terms = (numpy.exp(p[kept]) * (p[kept] - q[kept])).sum()
+            values.append(terms + rest_p * numpy.log(rest_p / rest_q))
+        windows.append(values)
+    assert found.metrics["kl.mean_nats.prose_halves"] == pytest.approx(numpy.mean([numpy.mean(w) for w in windows]))
+    assert found.metrics["kl.p99_nats.prose_halves"] == pytest.approx(numpy.percentile(numpy.concatenate(windows), 99))
+    assert not [name for name in found.metrics if name.endswith(".prose")]
+
+
+def test_served_traffic_is_cut_by_its_lines(context, tmp_path):
+    path = tmp_path / "traffic.jsonl"
+    texts = [f"<|user|>question {n} " + "word " * 20 for n in range(9)] + ["short"]
+    path.write_text("\n".join(json.dumps({"text": text, "model": "ignored"}) for text in texts))
+    params = {"corpora": ["traffic"], "traffic_path": str(path), "documents": 3, "document_tokens": 60, "top_k": 20}
+    reference = collect(Script(), context, params)
+    assert [bytes(d.token_ids.tolist()) for d in reference.documents] == [texts[n].encode()[:60] for n in (0, 3, 6)]
+    found = measure(Script(), replace(context, reference=reference), params)
+    assert (found.status, found.metrics["kl.mean_nats.traffic"]) == ("ok", 0.0)
+    with pytest.raises(UsageError, match="has 9 lines of at least 16 tokens"):
+        collect(Script(), context, {**params, "documents": 10})
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("", "no line in it"),
+        ('{"text": "fine"}\n{"prompt": "what"}', ':2: no "text" in it'),
+        ("\n\nplain text", ":3: no JSON"),
+    ],
+)
+def test_a_file_of_traffic_that_is_none_is_refused_with_its_line(context, tmp_path, content, said):
+    path = tmp_path / "traffic.jsonl"
+    path.write_text(content)
+    with pytest.raises(UsageError, match=said):
+        require_suite({"kld": {"corpora": ["traffic"], "traffic_path": str(path)}}, context)
+
+
+def test_log_probabilities_that_the_server_would_die_of_are_refused(context):
+    params = {"corpora": ["prose"], "document_tokens": 2048}
+
+    def require(**known):
+        require_suite({"kld": params}, replace(context, **known))
+
+    require(vocabulary=49152, batched_tokens=4096)  # 2 x 4 bytes x 2048 x 49152: 0.75 GiB
+    require(vocabulary=248320, batched_tokens=512)  # 0.95 GiB
+    with pytest.raises(UsageError, match=r"log probabilities of 2048 tokens .* take 3\.79 GiB, .* allows 2; lower max"):
+        require(vocabulary=248320, batched_tokens=8192)
+    with pytest.raises(UsageError, match=r"set \+variant\.serve\.kv-cache-memory-bytes=BYTES"):
+        require(vocabulary=248320, batched_tokens=512, kv_capped=False)
+    with pytest.raises(UsageError, match=r"3\.79 GiB"):  # where it becomes known only once the model is prepared
+        collect(Script(), replace(context, vocabulary=248320), params)
 
 
 def test_the_floor_weighs_positions_and_keeps_to_its_corpus():
@@ -293,15 +420,20 @@ def test_what_the_server_would_refuse_is_found_before_a_boot(context):
 def test_the_key_follows_corpora_cut_and_k(context):
     keys = {
         kld.reference_key(params_of("kld", {**PARAMS, **change}), context)
-        for change in ({}, {"top_k": 21}, {"documents": 2}, {"document_tokens": 61}, {"corpora": ["prose"]})
+        for change in (
+            *({}, {"top_k": 21}, {"documents": 2}, {"document_tokens": 62}, {"corpora": ["prose"]}),
+            {"protocol": "halves"},
+        )
     }
-    assert len(keys) == 5
+    assert len(keys) == 6
 
 
 def test_a_reference_of_other_parameters_is_refused(context):
     given = replace(context, reference=collect(Script(), context))
-    with pytest.raises(UsageError, match="other corpora or another top_k"):
+    with pytest.raises(UsageError, match="other corpora, cut or top_k"):
         measure(Script(), given, {**PARAMS, "top_k": 10})
+    with pytest.raises(UsageError, match="other corpora, cut or top_k"):
+        measure(Script(), given, {**PARAMS, "document_tokens": 30})
     with pytest.raises(UsageError, match="needs a reference"):
         measure(Script(), context)
 
@@ -322,7 +454,7 @@ def test_a_failed_request_is_invalid(context):
 
 def test_fewer_tokens_than_asked_are_invalid():
     with pytest.raises(InvalidMeasurement, match="2 tokens at a position instead of 3"):
-        kld._document("prose", numpy.array([1, 2]), [{1: -0.1, 2: -3.0}], 3)
+        kld._document(document({1: 0.9}, 1), [{1: -0.1, 2: -3.0}], 3)
 
 
 def test_a_corpus_that_is_too_short_is_refused(context):

@@ -10,6 +10,7 @@ import yaml
 from orchestrator.bench import REGISTRY, expected_s, params_of, require_suite
 from orchestrator.bench.context import BenchContext
 from orchestrator.corpora import Corpora
+from orchestrator.labels import BENCHES
 
 SUITES = Path(__file__).parents[2] / "conf" / "suite"
 
@@ -19,11 +20,27 @@ def suite(name: str) -> dict:
 
 
 @pytest.mark.parametrize("name", ["smoke", "quick", "full"])
-def test_a_suite_names_every_bench_with_valid_parameters(name: str):
-    benches = suite(name)["benches"]
-    assert set(benches) == set(REGISTRY)
-    for bench, raw_params in benches.items():
+def test_a_general_suite_names_every_bench_that_any_server_can_run(name: str):
+    assert set(suite(name)["benches"]) == set(REGISTRY) - {"acceptance", "betterbench_cli"} == set(BENCHES)
+
+
+@pytest.mark.parametrize("path", sorted(SUITES.glob("*.yaml")), ids=lambda path: path.stem)
+def test_a_suite_has_its_own_name_and_valid_parameters(path: Path):
+    shipped = yaml.safe_load(path.read_text())
+    assert shipped["name"] == path.stem
+    for bench, raw_params in shipped["benches"].items():
         params_of(bench, raw_params)
+
+
+def test_every_bench_is_in_a_shipped_suite():
+    assert {bench for path in SUITES.glob("*.yaml") for bench in suite(path.stem)["benches"]} == set(REGISTRY)
+
+
+@pytest.mark.parametrize("name", ["drafter", "drafter_smoke"])
+def test_the_drafter_suites_need_no_network_and_the_large_one_can_carry_a_claim(name: str, tmp_path: Path):
+    benches = suite(name)["benches"]
+    require_suite(benches, BenchContext(seed=1, corpora=Corpora(tmp_path)))
+    assert (benches["acceptance"]["claim"] == "drafter") == (name == "drafter")
 
 
 @pytest.mark.parametrize(("name", "limit_s"), [("smoke", 60), ("quick", 300)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -52,7 +53,7 @@ def boot_once(plan, state: Path, engine: Engine = ENGINE):
 
 
 def warm_cache(plan) -> None:
-    compile_cache.mark(Path(plan.cache_dir), "warm")
+    compile_cache.mark(Path(plan.cache_dir), "warm", plan.plugin.sha256)
 
 
 def test_a_server_as_planned_gives_a_usable_warm_boot(stub_plan, tmp_path):
@@ -280,10 +281,23 @@ def test_a_boot_that_could_not_be_ended_is_said_and_stays_in_the_journal(stub_pl
 
 def test_a_warm_up_that_was_killed_leaves_the_cache_cold(tmp_path):
     assert compile_cache.state(tmp_path) == "cold"
-    compile_cache.mark(tmp_path, "warming")
+    compile_cache.mark(tmp_path, "warming", "a" * 64)
     assert compile_cache.state(tmp_path) == "cold"
-    compile_cache.mark(tmp_path, "warm")
+    compile_cache.mark(tmp_path, "warm", "a" * 64)
     assert compile_cache.state(tmp_path) == "warm"
+
+
+@pytest.mark.parametrize(("renamed", "said"), [(False, "belongs to plugin build bbbb"), (True, "belongs to cache key")])
+def test_a_compile_cache_of_another_build_is_refused_before_anything_starts(stub_plan, tmp_path, renamed, said):
+    plan = stub_plan()
+    if renamed:
+        compile_cache.mark(tmp_path / "another-key", "warm", plan.plugin.sha256)
+        shutil.copytree(tmp_path / "another-key", plan.cache_dir)
+    else:
+        compile_cache.mark(Path(plan.cache_dir), "warm", "b" * 64)
+    with pytest.raises(UsageError, match=said), serving(plan, ENGINE, "measured", tmp_path / "state"):
+        pass
+    assert not (tmp_path / "state" / "boots").exists()
 
 
 def test_only_processes_with_the_nonce_are_ended():

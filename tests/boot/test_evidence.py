@@ -158,3 +158,24 @@ def test_the_plugins_own_layer_count_is_the_cpu_boxs_marker(plan_of):
 
 def test_the_end_of_a_log_is_shown_without_its_blank_lines():
     assert evidence.last_useful_lines("a\n\n  ^^^^\nb\n", 5) == "a\nb"
+
+
+@pytest.mark.parametrize(
+    ("line", "cause"),
+    [
+        ("torch.OutOfMemoryError: HIP out of memory. Tried to allocate 2.00 GiB", "memory ran out"),
+        ("RuntimeError: No HIP GPUs are available", "the server sees no GPU"),
+        (
+            "INFO [shm_broadcast.py:542] No available shared memory broadcast block found in 60 seconds.",
+            "a worker hangs",
+        ),
+        ("[rank1]: Watchdog caught collective operation timeout: WorkNCCL(SeqNum=3)", "NCCL_PROTO=Simple"),
+        ("Memory access fault by GPU node-1 on address 0x7f0000000000", "the GPU faulted"),
+        ("ValueError: Model architectures ['Qwen9ForCausalLM'] are not supported for now", "architecture"),
+        ("OSError: [Errno 98] Address already in use", "the port is taken"),
+        ("INFO everything is fine", ""),
+    ],
+)
+def test_a_known_cause_in_the_log_is_named(line, cause):
+    said = evidence.hint(line)
+    assert cause in said and bool(cause) == bool(said)

@@ -32,3 +32,15 @@ def test_a_second_orchestrator_is_refused_with_the_holders_name_until_the_first_
             first.kill()  # SIGKILL: a failure must not wait for the holder to end by itself
     with lease.hold("cpu", "int4", tmp_path):
         pass
+
+
+@pytest.mark.parametrize(
+    ("expected_s", "said"), [(None, r"\)"), (7200, ", should end in 2 h 00 min"), (-600, ", 10 min 0. s over its time")]
+)
+def test_a_refusal_says_when_the_holder_should_be_done(tmp_path: Path, expected_s, said):
+    with (
+        lease.hold("cpu", "int5", tmp_path, expected_s),
+        pytest.raises(UsageError, match=rf"\(int5, since [^,)]+({said})"),
+        lease.hold("cpu", "int4", tmp_path),
+    ):
+        pass

@@ -41,7 +41,7 @@ def places(tmp_path: Path):
         path.mkdir(parents=True)
         (path / "data").write_bytes(b"x" * 5000)
     write_json(made["boot log"] / "journal.json", {"ended": True})
-    compile_cache.mark(made["compile"], "warm")
+    compile_cache.mark(made["compile"], "warm", "a" * 64)
     age(root, state, days=100)
     return root, state, made
 
@@ -138,7 +138,7 @@ def test_nothing_is_pruned_while_a_run_holds_the_box(places):
 def test_an_open_boot_a_cache_that_warms_and_a_checkpoint_in_preparation_stay(places):
     root, state, made = places
     write_json(made["boot log"] / "journal.json", {"ended": False})
-    compile_cache.mark(made["compile"], "warming")  # by this process, which lives
+    compile_cache.mark(made["compile"], "warming", "a" * 64)  # by this process, which lives
     lock = made["model"].with_suffix(".lock")
     with lock.open("w") as stream:
         fcntl.flock(stream, fcntl.LOCK_EX)

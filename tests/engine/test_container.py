@@ -27,7 +27,7 @@ def boot_once(plan, box, state: Path):
 
 def test_a_server_as_planned_gives_a_usable_warm_boot(stub_plan, box, tmp_path):
     plan = stub_plan(box)
-    compile_cache.mark(Path(plan.cache_dir), "warm")
+    compile_cache.mark(Path(plan.cache_dir), "warm", plan.plugin.sha256)
     boot, _ = boot_once(plan, box, tmp_path)
     assert (boot.status, boot.reasons, boot.cache_state) == ("ok", (), "warm")
     assert boot.kv_tokens == 46592 and boot.compiled_files == 0 and boot.boot_s > 0 and boot.rss_peak_bytes > 10**6
@@ -84,7 +84,7 @@ def test_a_knob_that_an_entrypoint_script_tampers_with_is_named_with_all_four_va
 
 def test_a_warm_boot_that_compiles_is_invalid(stub_plan, box, tmp_path):
     plan = stub_plan(box, "compiles")
-    compile_cache.mark(Path(plan.cache_dir), "warm")
+    compile_cache.mark(Path(plan.cache_dir), "warm", plan.plugin.sha256)
     boot, _ = boot_once(plan, box, tmp_path)
     assert boot.status == "invalid" and "a warm boot compiled 1 files" in boot.reasons[0]
 

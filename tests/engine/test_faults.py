@@ -127,7 +127,7 @@ def test_a_server_that_outlives_its_failed_engine_is_not_waited_for(stub_plan, d
 def test_a_container_killed_while_it_loads_is_said_and_the_cache_stays_cold(stub_plan, box, tmp_path, purpose):
     plan = stub_plan(box, "hangs")
     cache = Path(plan.cache_dir)
-    compile_cache.mark(cache, "warming")
+    compile_cache.mark(cache, "warming", plan.plugin.sha256)
     with later(lambda nonce: kill(box, nonce), tmp_path, "linear layers"):
         assert "killed by SIGKILL" in boot_fails(plan, box, tmp_path, purpose=purpose)
     assert_nothing_left(box, tmp_path)
@@ -221,6 +221,27 @@ def test_a_dying_server_that_still_answers_under_the_shared_name_is_not_taken_fo
         raise AssertionError("it was taken for ours")
     served.__exit__(None, None, None)
     assert f"answers for {plan.served_model}, not for this boot" in str(caught.value)
+    assert_nothing_left(box, tmp_path)
+
+
+def test_a_compile_cache_of_another_plugin_build_is_refused_before_a_container_is_made(stub_plan, box, tmp_path):
+    plan = stub_plan(box)
+    compile_cache.mark(Path(plan.cache_dir), "warm", "b" * 64)
+    with (
+        pytest.raises(UsageError, match=r"belongs to plugin build bbbb.*remove that directory"),
+        serving(plan, box.engine, "measured", tmp_path),
+    ):
+        pass
+    assert nonces(tmp_path) == []
+
+
+def test_a_server_with_another_plugin_build_than_the_planned_one_is_invalid(stub_plan, box, tmp_path):
+    plan = stub_plan(box)
+    other = replace(plan, plugin=replace(plan.plugin, sha256="b" * 64))
+    with serving(other, box.engine, "measured", tmp_path) as running:
+        pass
+    assert running.boot.status == "invalid"
+    assert any("the plan's is bbbbbbbbbbbb" in reason for reason in running.boot.reasons)
     assert_nothing_left(box, tmp_path)
 
 

@@ -75,7 +75,7 @@ def test_the_guard_boots_prod_whose_container_somebody_removed(serve, box, tmp_p
 def test_docker_itself_restarts_prod_that_crashes_under_the_same_name(serve, docker_box, tmp_path):
     before = serve(docker_box)
     (container,) = containers_of(docker_box.client, before.nonce)
-    assert container.attrs["HostConfig"]["RestartPolicy"]["Name"] == "unless-stopped"
+    assert container.attrs["HostConfig"]["RestartPolicy"]["Name"] == "on-failure"
     pid = container.attrs["State"]["Pid"]
     os.kill(pid, signal.SIGKILL)
     deadline = time.monotonic() + 30

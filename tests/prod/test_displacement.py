@@ -10,7 +10,7 @@ import urllib.request
 
 import pytest
 
-from orchestrator import prod_server
+from orchestrator import prod_server, slot
 from orchestrator.engines.process import processes_of
 from orchestrator.errors import BootError
 from tests.prod.conftest import ENGINE, QUIET, record, wait_for_line
@@ -202,6 +202,23 @@ def test_prod_that_does_not_come_back_is_status_1_and_stays_owed(site):
     assert guard.returncode == 1 and "is NOT back" in guard.stderr and site.displaced_file.exists()
     site.broken.unlink()
     assert site.cli("guard", "--quiet").returncode == 0 and site.healthy() and not site.displaced_file.exists()
+
+
+def test_prod_that_never_comes_up_is_not_tried_for_ever(site):
+    prod = site.serve()
+    prod_server.end(prod)
+    site.broken.write_text("RuntimeError: No space left on device")
+    said = [site.cli("guard", "--quiet") for _ in range(4)]
+    assert [done.returncode for done in said] == [1, 1, 1, 1]
+    assert all("the disk is full" in done.stderr for done in said[:3])
+    last = site.slot()
+    assert f"did not come up 3 times in a row and is not tried again; its log: {slot.directory(site.state, last)}" in (
+        said[3].stderr
+    )
+    site.broken.unlink()
+    assert site.cli("guard", "--quiet").returncode == 1 and site.slot() == last
+    slot.remove(site.state, "cpu")
+    assert site.serve().failed_boots == 0 and site.healthy()
 
 
 @pytest.mark.parametrize("damage", ["", "{", '{"owner": 3}', '{"purpose": "x"}'])

@@ -109,10 +109,12 @@ def test_a_missing_measurement_is_shown_as_missing():
     assert missing == [
         "Prefill not measured",
         "BetterBench-style not measured",
+        "Greedy outputs not measured",
+        "Battery not measured",
         "Word problems or GSM8K not measured",
         "KL divergence not measured",
     ]
-    assert page.text("p").count("Missing: this run has no such measurement.") == 4
+    assert page.text("p").count("Missing: this run has no such measurement.") == 6
 
 
 def test_an_invalid_measurement_shows_its_reason_and_its_counts_and_no_picture():
@@ -144,9 +146,9 @@ def test_a_run_with_no_boot_and_an_empty_plan_still_renders():
 
 
 def test_an_unknown_bench_is_shown_with_its_own_names():
-    other = madeup.made("greedy", {"greedy.changed_share": 0.25, "greedy.errors": 0.0})
+    other = madeup.made("other", {"other.changed_share": 0.25, "other.errors": 0.0})
     page = Page(report.render(madeup.run(measurements=[other])))
-    assert "greedy" in page.text("h2")
+    assert "other" in page.text("h2")
     assert "changed share" in page.text("th") and "0.25" in page.text("td")
 
 

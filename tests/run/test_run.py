@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import cli, compile_cache, config, mlflow_store, run
+from orchestrator import cli, compile_cache, config, measured_boot, mlflow_store, run
 from orchestrator.engines.process import processes_of
 from orchestrator.errors import BootError, InvalidMeasurement, UsageError
 from orchestrator.inputs import Inputs
@@ -65,8 +65,9 @@ class Site:
         return StubInputs(experiment, cache, state, build, stack, "c" * 64, fault=self.faults[experiment.box.port])
 
     def warm(self, experiment: Experiment) -> Path:
-        cache_dir = Path(self.gather(experiment).plan().cache_dir)
-        compile_cache.mark(cache_dir, "warm")
+        plan = self.gather(experiment).plan()
+        cache_dir = Path(plan.cache_dir)
+        compile_cache.mark(cache_dir, "warm", plan.plugin.sha256)
         return cache_dir
 
     def records(self) -> list:
@@ -86,9 +87,9 @@ class Site:
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
     made = Site(tmp_path, {})
-    monkeypatch.setattr(run, "gather", made.gather)
-    monkeypatch.setattr(run.prepare, "ensure", lambda *_: [])
-    monkeypatch.setattr(run.plugin_build, "materialize", lambda *_: None)
+    monkeypatch.setattr(measured_boot, "gather", made.gather)
+    monkeypatch.setattr(measured_boot.prepare, "ensure", lambda *_: [])
+    monkeypatch.setattr(measured_boot.plugin_build, "materialize", lambda *_: None)
     return made
 
 
@@ -113,9 +114,23 @@ def test_a_good_run_is_0_with_its_numbers_everywhere(site, capsys):
     stored = json.loads(site.artifact("measurements/prefill.json").read_text())
     assert stored["metrics"][NUMBER] == record.data.metrics[NUMBER]
     assert "TTFT, len 32" in capsys.readouterr().out
+    said_before = json.loads(site.artifact("expected_s.json").read_text())
+    assert set(said_before["expected_s"]) == {"prefill"} and said_before["rates"]["prefill_tok_per_s"] > 0
     boots = [json.loads(path.read_text())["purpose"] for path in site.artifact("boots").glob("*/boot.json")]
     assert sorted(boots) == ["measured", "warmup"], "the cache was cold"
     assert compile_cache.state(Path(site.gather(experiment).plan().cache_dir)) == "warm"
+
+
+def test_a_suite_says_how_long_it_will_take_before_it_starts(site, capsys):
+    experiment = site.experiment()
+    site.warm(experiment)
+    assert run.run(experiment, ["box=cpu"]) == 0
+    lines = capsys.readouterr().err.splitlines()
+    (said_at,) = (
+        n for n, line in enumerate(lines) if line.startswith("suite tiny: about 0.0 s of measuring (prefill ")
+    )
+    (began_at,) = (n for n, line in enumerate(lines) if line.startswith("prefill on int5_i8_pg_zpe: started"))
+    assert said_at < began_at
 
 
 def test_a_bench_without_a_result_is_3(site, capsys):
@@ -134,7 +149,7 @@ def test_a_boot_that_is_found_invalid_after_its_benches_has_no_numbers(site, cap
     assert "a warm boot compiled 1 files" in record.data.tags["end_reason"]
     assert not record.data.metrics
     assert json.loads(site.artifact("measurements/prefill.json").read_text())["metrics"] == {}
-    assert site.artifact("samples/prefill.jsonl").read_text().count("\n") == 1, "what was measured is kept"
+    assert site.artifact("samples/prefill.jsonl").read_text().count("\n") == 2, "what was measured is kept"
     out = capsys.readouterr().out
     assert "TTFT" not in out and "a warm boot compiled" in out
     assert NUMBER not in site.artifact("report.html").read_text()
@@ -168,7 +183,7 @@ def test_a_warm_up_that_is_invalid_in_the_end_leaves_the_cache_cold(site, monkey
                 process.kill()
         await asyncio.sleep(0.3)
 
-    monkeypatch.setattr(run, "warm", warm)
+    monkeypatch.setattr(measured_boot, "warm", warm)
     with pytest.raises(InvalidMeasurement, match="killed by SIGKILL"):
         run.run(experiment, ["box=cpu"], quiet=True)
     assert compile_cache.state(Path(site.gather(experiment).plan().cache_dir)) == "cold"
@@ -182,8 +197,8 @@ def test_a_suite_without_benches_is_refused_before_anything_starts(site):
 
 
 def test_no_measurement_is_no_pass_in_status_tag_and_report_alike(site, monkeypatch):
-    measured = run._measure
-    monkeypatch.setattr(run, "_measure", lambda this: (measured(this), this.measurements.clear()))
+    measured = measured_boot.measure
+    monkeypatch.setattr(measured_boot, "measure", lambda session: (measured(session), session.measurements.clear()))
     assert measure(site) == 3
     assert said(site) == ("FINISHED", "INVALID")
     assert "nothing was measured" in site.artifact("report.html").read_text()
@@ -195,10 +210,10 @@ def test_a_reader_of_the_output_that_left_does_not_change_the_run(site, tmp_path
     port = free_port()
     script = (
         "import sys\nfrom pathlib import Path\n"
-        "from orchestrator import cli, run\nfrom tests.run import test_run as t\n"
+        "from orchestrator import cli, measured_boot, run\nfrom tests.run import test_run as t\n"
         f"site = t.Site(Path({str(tmp_path)!r}), {{}})\nt.free_port = lambda: {port}\n"
-        "run.gather = site.gather\nrun.prepare.ensure = lambda *_: []\n"
-        "run.plugin_build.materialize = lambda *_: None\n"
+        "measured_boot.gather = site.gather\nmeasured_boot.prepare.ensure = lambda *_: []\n"
+        "measured_boot.plugin_build.materialize = lambda *_: None\n"
         "experiment = site.experiment()\nsite.warm(experiment)\n"
         "cli.VERBS['run'] = lambda options: run.run(experiment, ['box=cpu'])\n"
         "sys.exit(cli.main(['run']))\n"
@@ -238,5 +253,5 @@ def test_a_mistake_in_the_last_job_stops_the_first(site):
 def test_the_command_line_checks_and_runs_every_job(site, monkeypatch):
     seen: list[Callable] = []
     monkeypatch.setattr(run, "run_all", lambda found, quiet: seen.extend(found) or 1)
-    assert cli._run(cli.parse(["run", "-m", "+variant=int5,bf16", "box=cpu"])) == 1
+    assert cli.VERBS["run"](cli.parse(["run", "-m", "+variant=int5,bf16", "box=cpu"])) == 1
     assert [experiment.variant.name for experiment, _ in seen] == ["int5", "bf16"]

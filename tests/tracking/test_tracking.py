@@ -21,7 +21,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import mlflow_store, tracking
+from orchestrator import catalog, mlflow_store, tracking
 from orchestrator.mlflow_store import TrackingError
 from orchestrator.records import Measurement
 from orchestrator.tracking import Tracker, ui_command
@@ -111,7 +111,7 @@ def test_a_measurement_comes_back_as_it_went_in(store):
     run.log_measurement(decode)
     run.log_measurement(empty)
     run.finish("FINISHED")
-    assert tracker.measurements(run.run_id) == {"decode": decode, "kl": empty}
+    assert catalog.measurements(run.artifacts) == {"decode": decode, "kl": empty}
 
 
 def test_many_samples_are_packed_and_come_back(store):
@@ -122,7 +122,7 @@ def test_many_samples_are_packed_and_come_back(store):
     packed = run.artifacts / "samples" / "decode.jsonl.gz"
     assert packed.stat().st_size < 100_000
     assert not packed.with_suffix("").exists()
-    assert tracker.measurements(run.run_id)["decode"] == big
+    assert catalog.measurements(run.artifacts)["decode"] == big
 
 
 def test_the_samples_are_one_json_record_a_line(store):

@@ -1,0 +1,249 @@
+"""An A/B on a box: checked and planned, started or gone on with, its boots made for real."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from orchestrator import (
+    arms,
+    attempts,
+    catalog,
+    config,
+    console,
+    design_text,
+    floors,
+    hours,
+    identity,
+    measured_boot,
+    plan_text,
+    prod,
+    verdict_text,
+)
+from orchestrator import design as designs
+from orchestrator.ab import AB, EXIT
+from orchestrator.catalog import Entry
+from orchestrator.design import ARMS, Arm, Design
+from orchestrator.errors import InvalidMeasurement, UsageError
+from orchestrator.executor import Executor, OnTheBox
+from orchestrator.gate import BootResult, Gate
+from orchestrator.inputs import Inputs, gather
+from orchestrator.plan import ServePlan
+from orchestrator.progress import Progress
+from orchestrator.records import Boot, to_jsonable
+from orchestrator.schema import ABTest, Paths, Suite
+from orchestrator.verdict import Verdict
+
+if TYPE_CHECKING:
+    from orchestrator.tracking import RunLog, Tracker
+
+BENCH_OF = {  # the first word of a metric -> the bench that measures it
+    "decode": "decode_ctx",
+    "prefill": "prefill",
+    "betterbench": "betterbench",
+    "word_problems": "gsm8k",
+    "gsm8k": "gsm8k",
+    "kl": "kld",
+}
+
+
+@dataclass
+class Site:
+    """The box of an A/B, held, with prod to come back at its end."""
+
+    tracker: Tracker
+    progress: Progress
+    prod_down: ExitStack
+    overrides: Sequence[str]
+
+
+def start(test: ABTest, overrides: Sequence[str], quiet: bool = False) -> int:
+    """Conduct the A/B; returns the exit status of its verdict.
+
+    Raises UsageError before anything starts for what cannot be, and what `checked` raises.
+    """
+    inputs = checked(test)
+    with site(test, inputs["a"], overrides, quiet) as place:
+        return EXIT[one(test, inputs, place).state]
+
+
+def checked(test: ABTest) -> dict[Arm, Inputs]:
+    """What both arms are made of, where they can be compared at all.
+
+    Raises InvalidMeasurement for arms that differ in nothing, or in what the gate does not declare; it is found again
+    in the records, but this costs no boot.
+    """
+    if (test.gate.kind == "aa") != (test.kind == "floor"):
+        raise UsageError(f"gate={test.gate.name} does not judge kind={test.kind}; choose another gate, or another kind")
+    if test.gate.boots_per_block not in (None, designs.BOOTS_PER_BLOCK):
+        raise UsageError(
+            f"gate.boots_per_block: {test.gate.boots_per_block}; an A/B boots in blocks of {designs.BOOTS_PER_BLOCK}"
+        )
+    require_benches(test.gate, test.suite)
+    inputs = {arm: measured_boot.checked(test.arm(arm)) for arm in ARMS}
+    if found := plan_faults(test.gate, inputs):
+        hint = "; to measure the box's noise say kind=floor" if found[0].startswith("plan:") else ""
+        raise InvalidMeasurement(
+            f"{test.a.name} and {test.b.name} cannot be compared: {found[0]}{hint}", "\n".join(found[1:])
+        )
+    return inputs
+
+
+def gathered(test: ABTest) -> dict[Arm, Inputs]:
+    """What both arms would be made of, compared or not, and whether or not all of it is here."""
+    return {arm: gather(test.arm(arm)) for arm in ARMS}
+
+
+def plan_faults(gate: Gate, inputs: Mapping[Arm, Inputs]) -> list[str]:
+    """Why the plans may not be compared; what the plugin attests comes with the boots."""
+    never_booted = Boot("", "measured", "", "warm", "")
+    results = [
+        BootResult(arm, 0, n, "", to_jsonable(inputs[arm].plan()), never_booted, {}) for n, arm in enumerate(ARMS)
+    ]
+    return [line for line in arms.faults(gate, results) if not line.startswith("attestation")]
+
+
+def require_benches(gate: Gate, suite: Suite) -> None:
+    """Raises UsageError where the suite does not measure what the gate must have."""
+    for name, criterion in gate.criteria.items():
+        bench = BENCH_OF.get(criterion.metric.partition(".")[0])
+        if criterion.required and bench is not None and bench not in suite.benches:
+            raise UsageError(
+                f"gate={gate.name}: criterion {name} needs the bench {bench}, which suite {suite.name} has not; "
+                "choose another suite"
+            )
+
+
+@contextmanager
+def site(test: ABTest, inputs: Inputs, overrides: Sequence[str], quiet: bool) -> Iterator[Site]:
+    """Hold the box, for as many A/Bs as the block has; prod comes back at its end."""
+    progress = Progress(quiet=quiet)
+    purpose = f"A/B of {test.a.name} and {test.b.name}"
+    boots = designs.BOOTS_PER_BLOCK * test.gate.looks[-1]
+    expected_s = boots * measured_boot.warm_boot_s(test.suite)
+    with measured_boot.on_the_box(inputs, purpose, overrides, progress, expected_s), ExitStack() as prod_down:
+        from orchestrator.tracking import Tracker
+
+        prod.require_port(inputs.plan(), inputs.state)
+        tracker = Tracker(Path(test.paths.tracking), test.box.name)
+        for run_id in tracker.reap():
+            progress.note(f"run {run_id} was killed; its record says KILLED now")
+        yield Site(tracker, progress, prod_down, overrides)
+
+
+def one(test: ABTest, inputs: Mapping[Arm, Inputs], place: Site, parent: str | None = None) -> Verdict:
+    """A new A/B, from its design to its verdict; `parent` is the run of the sweep that it belongs to."""
+    made = plan(test, inputs)
+    with console.to_a_reader_that_may_leave():
+        print(design_text.as_text(made, datetime.now(UTC)), flush=True)
+    executor = _executor(made, inputs, place)
+    tags = _tags(made, executor.tags("a"), place.overrides)
+    log = place.tracker.start(f"{test.a.name} | {test.b.name}", _params(made), tags, parent)
+    log.log_json(attempts.DESIGN, to_jsonable(made))
+    return _conduct(made, executor, place, log, inputs["a"].state)
+
+
+def plan(test: ABTest, inputs: Mapping[Arm, Inputs]) -> Design:
+    """All that is decided before the first boot."""
+    plans = {arm: found.plan() for arm, found in inputs.items()}
+    seed = designs.draw_seed() if test.seed is None else test.seed
+    return Design(
+        test=test,
+        seed=seed,
+        order=designs.order(seed, test.gate.max_blocks),
+        plans=plans,
+        floors=floors.load(inputs["a"].state, test.box.name, inputs["a"].stack.fingerprint),
+        hours=hours.expected(Path(test.paths.tracking), plans, test.suite),
+    )
+
+
+def resume(entry: Entry, paths: Paths, overrides: Sequence[str], quiet: bool = False) -> int:
+    """Go on with an A/B that ended before its verdict; one that has its verdict shows it.
+
+    Raises UsageError where it still runs, or where its servers would not be those that it began with.
+    """
+    made = attempts.read_design(entry)
+    if entry.status == "FINISHED":
+        verdict = attempts.recomputed(Path(paths.tracking), entry)
+        verdict_text.show(verdict, made, entry.run_id)
+        return EXIT[verdict.state]
+    require_ended(entry)
+    made = replace(made, test=replace(made.test, paths=paths))
+    inputs = checked(made.test)
+    _require_same(made, {arm: found.plan() for arm, found in inputs.items()})
+    with site(made.test, inputs["a"], overrides, quiet) as place:
+        return EXIT[go_on(entry, made, inputs, place).state]
+
+
+def go_on(entry: Entry, made: Design, inputs: Mapping[Arm, Inputs], place: Site) -> Verdict:
+    """The rest of an A/B. What was cut off keeps its record, marked as such, and is done again."""
+    log = place.tracker.resume(entry.run_id)
+    found = attempts.read(place.tracker.directory, entry.run_id, made)
+    status = {boot.run_id: boot.status for boot in catalog.entries(place.tracker.directory, parent=entry.run_id)}
+    for attempt in found:
+        if attempt.state == "cut off":
+            cut = place.tracker.log(attempt.run_id)
+            cut.set_tag("ab.attempt", "cut off")
+            if status[attempt.run_id] == "RUNNING":
+                cut.finish("KILLED")
+    finished = sum(attempt.state == "finished" for attempt in found)
+    place.progress.note(f"A/B {entry.run_id} goes on: {finished} of at most {len(made.order)} boots are there")
+    return _conduct(made, _executor(made, inputs, place), place, log, inputs["a"].state)
+
+
+def require_ended(entry: Entry) -> None:
+    """Raises UsageError where the process of the run is alive."""
+    from orchestrator.tracking import owner_of
+
+    holder = owner_of(entry.tags)
+    if entry.status == "RUNNING" and holder is not None and holder.alive():
+        raise UsageError(f"run {entry.run_id} is still at work in process {holder.pid} on {holder.host}; wait for it")
+
+
+def _executor(made: Design, inputs: Mapping[Arm, Inputs], place: Site) -> Executor:
+    detected = config.box_was_detected(place.overrides)
+    return OnTheBox(inputs, made.plans, place.progress, detected, place.prod_down)
+
+
+def _conduct(made: Design, executor: Executor, place: Site, log: RunLog, state: Path) -> Verdict:
+    verdict = AB(made, place.tracker, log, executor, place.progress, state).conduct()
+    verdict_text.show(verdict, made, log.run_id)
+    return verdict
+
+
+def _require_same(made: Design, now: Mapping[Arm, ServePlan]) -> None:
+    for arm in ARMS:
+        if now[arm].fingerprint != made.plans[arm].fingerprint:
+            changed = plan_text.differences(made.plans[arm], now[arm])
+            (field_name, (was, is_now)) = next(iter(changed.items()))
+            raise UsageError(
+                f"arm {arm} is not the server that this A/B began with: {field_name} was {was}, and is {is_now} now; "
+                "undo the change, or start a new A/B"
+            )
+
+
+def _params(made: Design) -> dict[str, str]:
+    test = made.test
+    parts = {"a": test.a, "b": test.b, "gate": test.gate, "suite": test.suite, "box": test.box, "engine": test.engine}
+    return identity.flat({name: to_jsonable(part) for name, part in parts.items()})
+
+
+def _tags(made: Design, of_boots: Mapping[str, str], overrides: Sequence[str]) -> dict[str, str]:
+    """What A/Bs are searched by; `of_boots` are the tags of a boot, of which it has those that both arms share."""
+    test = made.test
+    shared = ("box", "box_chosen_by", "engine", "suite", "suite_digest", "stack", "plugin", "source", "git")
+    return {
+        **{name: of_boots[name] for name in shared if name in of_boots},
+        "kind": test.kind,
+        "gate": test.gate.name,
+        "about": test.about,
+        "seed": str(made.seed),
+        "order": "".join(slot.arm for slot in made.order),
+        "variant_a": test.a.name,
+        "variant_b": test.b.name,
+        "overrides": " ".join(overrides),
+    }

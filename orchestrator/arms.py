@@ -1,0 +1,103 @@
+"""Whether two arms differ, where they may, and nowhere else: pure functions of recorded plans and attestations."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from orchestrator.gate import BootResult, Gate
+from orchestrator.plan import ATTEST_VARIABLE, NONCE_VARIABLE
+from orchestrator.plan_text import fields
+
+DERIVED = ("fingerprint", "variant", "cache_dir")  # these follow from the rest
+EACH_PROCESS = ("nonce", "pid")  # of an attestation
+SHOWN = 6
+
+
+def faults(gate: Gate, results: Sequence[BootResult]) -> list[str]:
+    """Why the arms may not be compared, a line for each field; empty where they may."""
+    found = []
+    plans = {}
+    for arm in ("a", "b"):
+        boots = [result for result in results if result.arm == arm]
+        if not boots:
+            return [f"arm {arm}: no boot of it is recorded"]
+        plans[arm] = flat(boots[0].plan)
+        for boot in boots[1:]:
+            differing = differences(plans[arm], flat(boot.plan))
+            found += [
+                f"{name}: boots {boots[0].run_id} and {boot.run_id} of arm {arm} differ in it" for name in differing
+            ]
+    if found:
+        return found
+    differing = differences(plans["a"], plans["b"])
+    found = [
+        f"{name}: {_shown(plans['a'].get(name))} in arm a, {_shown(plans['b'].get(name))} in arm b, "
+        + ("an A/A has equal arms" if gate.kind == "aa" else f"gate {gate.name} does not declare that it may differ")
+        for name in differing
+        if gate.kind == "aa" or not any(_matches(name, allowed) for allowed in gate.allowed_differences)
+    ]
+    if len(found) > SHOWN:
+        found[SHOWN:] = [f"and {len(found) - SHOWN} more fields"]
+    if gate.kind == "ab" and not differing:
+        found.append("plan: it is the same in both arms; nothing would be compared (an A/A is declared as kind aa)")
+    return found or _attestation_faults(gate, results, differing)
+
+
+def flat(plan: Mapping[str, Any]) -> dict[str, str]:
+    """The plan's fields; where others name the place of checkpoint, drafter, caches or plugin, they name its role."""
+    roles = {str(plan["cache_dir"]): "<cache>", str(plan["checkpoint"]["path"]): "<checkpoint>"}
+    if plan.get("drafter"):
+        roles[str(plan["drafter"]["path"])] = "<drafter>"
+    sha256 = plan["plugin"]["sha256"][:16]  # names the directory of the plugin
+    shown = {}
+    for name, value in fields(plan).items():
+        if name not in ("checkpoint path", "drafter path"):
+            for path, role in sorted(roles.items(), key=lambda item: -len(item[0])):
+                value = value.replace(path, role)
+        shown[name] = value if name.startswith("plugin ") else re.sub(rf"/{re.escape(sha256)}\b", "/<plugin>", value)
+    return {name: value for name, value in shown.items() if name not in DERIVED}
+
+
+def differences(a: Mapping[str, str], b: Mapping[str, str]) -> list[str]:
+    return [name for name in [*a, *(name for name in b if name not in a)] if a.get(name) != b.get(name)]
+
+
+def _matches(name: str, allowed: str) -> bool:
+    """`*` stands for any text."""
+    return re.fullmatch(".*".join(map(re.escape, allowed.split("*"))), name) is not None
+
+
+def _attestation_faults(gate: Gate, results: Sequence[BootResult], differing: Sequence[str]) -> list[str]:
+    """Where the plans differ in what the plugin attests, its attestations must differ too."""
+    attested = [
+        name
+        for name in differing
+        if name.startswith(("env RADIANCE_", "plugin sha256")) or name in ("checkpoint recipe bits", "quantized")
+    ]
+    a, b = (_attested([r for r in results if r.arm == arm]) for arm in ("a", "b"))
+    if attested and a == b:
+        said = ", ".join(attested[:SHOWN])
+        return [f"attestation: the servers of both arms attest the same, though the plans differ in {said}"]
+    if gate.kind == "aa" and a != b:
+        return ["attestation: the servers of an A/A attest different things"]
+    return []
+
+
+def _attested(results: Sequence[BootResult]) -> frozenset[str]:
+    """What the processes of these boots attest, without what is another thing at each boot."""
+    found = set()
+    for attestation in (attestation for result in results for attestation in result.boot.attestations):
+        said = {key: value for key, value in attestation.items() if key not in EACH_PROCESS}
+        knobs = said.get("knobs") or {}
+        said["knobs"] = {k: v for k, v in knobs.items() if k not in (NONCE_VARIABLE, ATTEST_VARIABLE)}
+        found.add(json.dumps(said, sort_keys=True))
+    return frozenset(found)
+
+
+def _shown(value: str | None) -> str:
+    if value is None:
+        return "missing"
+    return repr(value if len(value) <= 80 else f"{value[:77]}...")

@@ -1,0 +1,155 @@
+"""What is recorded, read from MLflow's database and artifacts without MLflow, whose import takes longer than that.
+
+Nothing is written here. The tables are those of the MLflow that pyproject.toml pins; the tests hold what is read
+against MLflow's own client.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import sqlite3
+from collections.abc import Iterable, Mapping
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlparse
+
+from orchestrator import mlflow_store
+from orchestrator.errors import UsageError
+from orchestrator.records import Boot, Measurement, from_jsonable
+
+PARENT = "mlflow.parentRunId"
+SHORTEST_ID = 4  # characters of a run id that are enough where only one run begins with them
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One MLflow run. Times are seconds since the epoch; `ended_s` is None while it runs."""
+
+    run_id: str
+    name: str
+    experiment: str
+    status: str
+    started_s: float
+    ended_s: float | None
+    tags: Mapping[str, str]
+    metrics: Mapping[str, float]
+    artifacts: Path
+
+    @property
+    def parent(self) -> str | None:
+        return self.tags.get(PARENT)
+
+    @property
+    def is_ab(self) -> bool:
+        return self.tags.get("kind") in ("ab", "floor", "sweep")
+
+    @property
+    def is_published(self) -> bool:
+        return self.tags.get("source") == "published"
+
+
+def entries(directory: Path, parent: str | None = None) -> list[Entry]:
+    """Every run, newest first; with `parent` those nested in it. Raises TrackingError for a damaged store."""
+    path = mlflow_store.database(directory)
+    if not path.exists():
+        return []
+    nested = f" AND run_uuid IN (SELECT run_uuid FROM tags WHERE key = '{PARENT}' AND value = ?)"
+    chosen = " WHERE lifecycle_stage = 'active'" + (nested if parent else "")
+    ids = f"(SELECT run_uuid FROM runs{chosen})"
+    given = (parent,) if parent else ()
+    with (
+        mlflow_store.explained(path),
+        closing(sqlite3.connect(path, timeout=mlflow_store.LOCK_WAIT_S, isolation_level=None)) as database,
+    ):
+        database.execute("BEGIN")  # one state of the store for all three queries
+        tags = _grouped(database.execute(f"SELECT run_uuid, key, value FROM tags WHERE run_uuid IN {ids}", given))
+        metrics = _grouped(
+            database.execute(
+                f"SELECT run_uuid, key, value FROM latest_metrics WHERE is_nan = 0 AND run_uuid IN {ids}", given
+            )
+        )
+        rows = database.execute(
+            "SELECT run_uuid, runs.name, experiments.name, status, start_time, end_time, artifact_uri FROM runs "
+            f"JOIN experiments USING (experiment_id) WHERE run_uuid IN {ids} ORDER BY start_time DESC, run_uuid",
+            given,
+        ).fetchall()
+    return [
+        Entry(
+            run_id=run_id,
+            name=name or "",
+            experiment=experiment,
+            status=status,
+            started_s=started_ms / 1000,
+            ended_s=None if ended_ms is None or status == "RUNNING" else ended_ms / 1000,
+            tags=tags.get(run_id, {}),
+            metrics=metrics.get(run_id, {}),
+            artifacts=Path(unquote(urlparse(uri).path)),
+        )
+        for run_id, name, experiment, status, started_ms, ended_ms, uri in rows
+    ]
+
+
+def find(directory: Path, run_id: str) -> Entry:
+    """The run of this id, or the only one whose id begins so. Raises UsageError where there is none, or several."""
+    known = entries(directory)
+    found = [entry for entry in known if entry.run_id.startswith(run_id)] if len(run_id) >= SHORTEST_ID else []
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise UsageError(f"run {run_id}: {len(found)} runs begin so; write more of the id")
+    raise UsageError(f"run {run_id}: {directory} has no such run; `python -m orchestrator list` shows them")
+
+
+def measurements(artifacts: Path) -> dict[str, Measurement]:
+    """What RunLog.log_measurement wrote, by bench, raw samples and files included.
+
+    Raises UsageError, naming the file, for a record that is damaged.
+    """
+    found = {}
+    for path in sorted((artifacts / "measurements").glob("*.json")):
+        record = _record(Measurement, path)
+        files = {kept.name: kept.read_bytes() for kept in sorted((artifacts / "files" / record.bench).glob("*"))}
+        found[record.bench] = replace(record, samples=_samples(artifacts / "samples", record.bench), files=files)
+    return found
+
+
+def measured_boot(artifacts: Path) -> Boot | None:
+    """The measured boot of a run; None where it has none. Raises UsageError for a damaged record."""
+    found = [_record(Boot, path) for path in sorted(artifacts.glob("boots/*-measured/boot.json"))]
+    return max(found, key=lambda boot: boot.started_at_utc, default=None)
+
+
+def read_json(path: Path) -> Any:
+    """Raises UsageError, naming the file, where it is missing or no JSON."""
+    try:
+        return json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{path}: the record is missing or damaged ({error})") from None
+
+
+def _record(kind: type, path: Path) -> Any:
+    try:
+        return from_jsonable(kind, read_json(path))
+    except ValueError as error:
+        raise UsageError(f"{path}: the record is damaged: {error}") from None
+
+
+def _samples(directory: Path, bench: str) -> tuple[Mapping[str, Any], ...]:
+    packed = directory / f"{bench}.jsonl.gz"
+    try:
+        content = (
+            gzip.decompress(packed.read_bytes()) if packed.exists() else (directory / f"{bench}.jsonl").read_bytes()
+        )
+        return tuple(json.loads(line) for line in content.splitlines())
+    except (OSError, EOFError, ValueError) as error:
+        raise UsageError(f"{directory / bench}.jsonl: the samples are missing or damaged ({error})") from None
+
+
+def _grouped(rows: Iterable[tuple[str, str, Any]]) -> dict[str, dict[str, Any]]:
+    grouped: dict[str, dict[str, Any]] = {}
+    for run_id, key, value in rows:
+        grouped.setdefault(run_id, {})[key] = value
+    return grouped

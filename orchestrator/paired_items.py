@@ -1,0 +1,260 @@
+"""Criteria on what both arms did with the same items: documents of a KL, prompts, questions, failures."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from statistics import NormalDist
+from typing import Any
+
+from orchestrator.comparison import POWER, Compared, CriterionResult, Look, State, benefit_state, metrics_of
+from orchestrator.gate import BootResult
+from orchestrator.stats import agreement, paired, proportions, resample
+
+REPRODUCED = 0.9  # share of the outputs that arm A must repeat before equal outputs mean something
+
+
+def fidelity(compared: Compared, look: Look) -> CriterionResult:
+    """fidelity_not_worse: KL of B minus that of A, the documents paired."""
+    unit = "nats"
+    by_boot = [_documents(compared, boot) for boot in compared.boots]
+    if len({frozenset((name, size) for name, (_, size) in found.items()) for found in by_boot}) != 1:
+        return compared.result("INVALID", unit, "documents: the boots did not score the same ones")
+    names = sorted(by_boot[0])
+    if len(names) < resample.MIN_ITEMS:
+        said = f"{len(names)} documents, an interval takes {resample.MIN_ITEMS}; give the suite's kld more documents"
+        return compared.result("INCONCLUSIVE", unit, said)
+    if not all(math.isfinite(total) for found in by_boot for total, _ in found.values()):
+        return compared.result("INVALID", unit, "documents: a KL is not finite")
+    sums = _mean_by_arm(compared, [[found[name][0] for name in names] for found in by_boot])
+    sizes = [by_boot[0][name][1] for name in names]
+    drawn = resample.weighted_difference([b - a for a, b in zip(sums["a"], sums["b"], strict=True)], sizes)
+    low, high = _with_boots(compared, look, drawn.value, drawn.interval(look.confidence), compared.values())
+    limit = compared.criterion.threshold or 0.0
+    state = paired.decide((-high, -low), -limit)
+    said = (
+        f"B is {drawn.value:+.4f} nats against A ({100 * look.confidence:.1f}% interval {low:+.4f} to {high:+.4f}; "
+        f"{len(names)} documents, {_boots(compared)}); it may rise by less than {limit:g}"
+    )
+    if state == "INCONCLUSIVE":
+        said += f"; {_items_needed(abs(limit - drawn.value), drawn, look, 'documents')}"
+    return compared.result(
+        state, unit, said, effect=drawn.value, interval=(low, high), confidence=look.confidence, floor_note="documents"
+    )
+
+
+def counts_drafts(compared: Compared) -> bool:
+    """Whether the metric is an acceptance of which every boot kept the counts of each prompt."""
+    return "acceptance_length" in compared.metric and all(_drafts(compared, boot) for boot in compared.boots)
+
+
+def acceptance(compared: Compared, look: Look) -> CriterionResult:
+    """superior, non_inferior and equivalent, of tokens per step: a ratio of counts, the prompts paired."""
+    unit = "relative"
+    by_boot = [_drafts(compared, boot) for boot in compared.boots]
+    if len({frozenset(found) for found in by_boot}) != 1:
+        return compared.result("INVALID", unit, "prompts: the boots did not answer the same ones")
+    names = sorted(by_boot[0])
+    if len(names) < resample.MIN_ITEMS:
+        said = f"{len(names)} prompts, an interval takes {resample.MIN_ITEMS}; give the bench more prompts"
+        return compared.result("INCONCLUSIVE", unit, said)
+    tokens = _mean_by_arm(compared, [[found[name][0] for name in names] for found in by_boot])
+    steps = _mean_by_arm(compared, [[found[name][1] for name in names] for found in by_boot])
+    if not all(sum(part) > 0 for part in (*tokens.values(), *steps.values())):
+        return compared.result("INVALID", unit, "drafts: an arm has none")
+    drawn = resample.log_ratio_of_ratios(tokens["a"], steps["a"], tokens["b"], steps["b"])
+    logs = [math.log(value) for value in compared.values()]
+    low, high = _with_boots(compared, look, drawn.value, drawn.interval(look.confidence), logs)
+    state, distance, wanted = benefit_state(compared.criterion, drawn.value, (low, high))
+    effect, ends = math.expm1(drawn.value), (math.expm1(low), math.expm1(high))
+    said = (
+        f"B is {100 * effect:+.2f}% against A ({100 * look.confidence:.1f}% interval {100 * ends[0]:+.2f}% to "
+        f"{100 * ends[1]:+.2f}%; {len(names)} prompts, {_boots(compared)}); {wanted}"
+    )
+    if state == "INCONCLUSIVE":
+        said += f"; {_items_needed(distance, drawn, look, 'prompts')}"
+    return compared.result(
+        state, unit, said, effect=effect, interval=ends, confidence=look.confidence, floor_note="prompts"
+    )
+
+
+def accuracy(compared: Compared, look: Look) -> CriterionResult:
+    """accuracy_not_worse: share of right answers of B minus that of A, the questions paired."""
+    unit, criterion = "share", compared.criterion
+    key = f"correct_{compared.metric.rpartition('accuracy_')[2]}"
+    by_boot = [_answers(compared, boot, key) for boot in compared.boots]
+    first = by_boot[0]
+    for boot, found in zip(compared.boots, by_boot, strict=True):
+        if found.keys() != first.keys() or not found:
+            return compared.result(
+                "INVALID", unit, f"questions: boot {boot.run_id} was asked others than the first one"
+            )
+        failed = [name for name, (right, _) in found.items() if right is None]
+        if failed:
+            said = f"questions: {len(failed)} have no answer on boot {boot.run_id}, so the arms' sets are not equal"
+            return compared.result("INVALID", unit, said)
+    names = sorted(first)
+    cut = _mean_by_arm(compared, [[float(found[name][1]) for name in names] for found in by_boot])
+    shares = {arm: sum(values) / len(names) for arm, values in cut.items()}
+    if abs(shares["a"] - shares["b"]) > criterion.truncation_tolerance + 1e-12:
+        said = (
+            f"truncated: {100 * shares['a']:.2f}% of arm a's answers, {100 * shares['b']:.2f}% of arm b's; they may "
+            f"differ by {100 * criterion.truncation_tolerance:g}%; give the bench more max_tokens"
+        )
+        return compared.result("INVALID", unit, said)
+    right = {
+        arm: [
+            [bool(found[name][0]) for name in names]
+            for boot, found in zip(compared.boots, by_boot, strict=True)
+            if boot.arm == arm
+        ]
+        for arm in ("a", "b")
+    }
+    found = proportions.discordance(right["a"], right["b"])
+    over_questions = proportions.score_interval(found, look.confidence)
+    low, high = _with_boots(compared, look, found.difference, over_questions, compared.values())
+    margin = criterion.threshold or 0.0
+    state = paired.decide((low, high), -margin)
+    a_only, b_only = proportions.disagreeing(right["a"], right["b"])
+    said = (
+        f"B is {100 * found.difference:+.2f} points against A ({100 * look.confidence:.1f}% interval {100 * low:+.2f} "
+        f"to {100 * high:+.2f}; the same {len(names)} questions, {a_only} better in A and {b_only} in B, McNemar "
+        f"p = {proportions.mcnemar(a_only, b_only):.2g}; {_boots(compared)}); it may fall by less than {100 * margin:g}"
+    )
+    if state == "INCONCLUSIVE":
+        distance, spread = abs(found.difference + margin), (found.a_only + found.b_only) / found.n - found.difference**2
+        wanted = _size(distance, spread**0.5, look) * len(names) / found.n
+        said += f"; about {math.ceil(wanted)} questions would settle it" if math.isfinite(wanted) else ""
+    return compared.result(
+        state,
+        unit,
+        said,
+        effect=found.difference,
+        interval=(low, high),
+        confidence=look.confidence,
+        floor_note="questions",
+    )
+
+
+def no_more(compared: Compared, look: Look) -> CriterionResult:
+    """Failures: a tripwire. PASS where B has no more of them; FAIL where it has more than as many fair coins show."""
+    from scipy.stats import binomtest
+
+    counts = {arm: sum(round(metrics_of(boot)[compared.metric]) for boot in compared.arm(arm)) for arm in ("a", "b")}
+    total = counts["a"] + counts["b"]
+    state: State = "PASS"
+    if counts["b"] > counts["a"]:
+        p = binomtest(counts["b"], total, 0.5, alternative="greater").pvalue
+        state = "FAIL" if p <= look.level else "INCONCLUSIVE"
+    said = f"{counts['b']} in arm b, {counts['a']} in arm a ({_boots(compared)}); B may not have more"
+    if state == "INCONCLUSIVE":
+        said += "; too few to tell, more boots would"
+    return compared.result(state, "count", said, effect=float(counts["b"] - counts["a"]))
+
+
+def identical(compared: Compared, look: Look) -> CriterionResult:
+    """The same outputs in both arms, on the prompts on which arm A's boots repeat each other."""
+    texts = {arm: [_texts(boot, compared.metric) for boot in compared.arm(arm)] for arm in ("a", "b")}
+    prompts = texts["a"][0].keys()
+    if any(found.keys() != prompts for found in (*texts["a"], *texts["b"])) or not prompts:
+        return compared.result("INVALID", "share", "prompts: the boots did not answer the same ones")
+    if len(texts["a"]) < 2:
+        said = "one boot of arm A cannot show whether A repeats itself, so that B differs or not means nothing"
+        return compared.result("INCONCLUSIVE", "share", said, more_boots=2)
+    repeated = [p for p in prompts if len({found[p] for found in texts["a"]}) == 1]
+    differing = [p for p in repeated if any(found[p] != texts["a"][0][p] for found in texts["b"])]
+    said = f"A repeats itself on {len(repeated)} of {len(prompts)} prompts, B differs on {len(differing)} of those"
+    p = agreement.apart(
+        *([[found[prompt] for prompt in sorted(prompts)] for found in texts[arm]] for arm in ("a", "b"))
+    )
+    state: State = "INCONCLUSIVE"
+    if p <= look.level:
+        state = "FAIL"
+    elif len(repeated) < REPRODUCED * len(prompts):
+        said += "; what A does not repeat shows nothing about B"
+    elif not differing:
+        state = "PASS"
+    if differing:
+        said += f"; boots of one build would be as far apart with p = {p:.2g}"
+    share = len(differing) / len(repeated) if repeated else None
+    return compared.result(state, "share", f"{said} ({_boots(compared)})", effect=share)
+
+
+def _with_boots(
+    compared: Compared, look: Look, value: float, interval: tuple[float, float], of_boots: list[float]
+) -> tuple[float, float]:
+    """The interval over items, widened by what whole boots differ in `of_boots`: half-widths add in quadrature."""
+    where = compared.layout()
+    boots = paired.estimate(of_boots, where, None, 0.0) if where else None
+    if boots is None:
+        return interval
+    half = boots.interval(look.confidence)[1] - boots.effect
+    return value - math.hypot(value - interval[0], half), value + math.hypot(interval[1] - value, half)
+
+
+def _items_needed(distance: float, drawn: resample.Resampled, look: Look, items: str) -> str:
+    wanted = _size(distance, drawn.se * drawn.items**0.5, look)
+    return (
+        f"about {math.ceil(wanted)} {items} would settle it" if math.isfinite(wanted) else f"no number of {items} would"
+    )
+
+
+def _size(distance: float, sd: float, look: Look) -> float:
+    """Items of standard deviation `sd` that decide a distance in 4 of 5 cases."""
+    normal = NormalDist()
+    z = normal.inv_cdf(1 - look.last_level) + normal.inv_cdf(POWER)
+    return (z * sd / distance) ** 2 if distance > 0 else math.inf
+
+
+def _mean_by_arm(compared: Compared, rows: list[list[float]]) -> dict[str, list[float]]:
+    """Item by item, the mean over the boots of each arm; a row for each boot."""
+    means = {}
+    for arm in ("a", "b"):
+        of_arm = [row for boot, row in zip(compared.boots, rows, strict=True) if boot.arm == arm]
+        means[arm] = [sum(column) / len(of_arm) for column in zip(*of_arm, strict=True)]
+    return means
+
+
+def _documents(compared: Compared, boot: BootResult) -> dict[Any, tuple[float, int]]:
+    """Document -> (sum of its KL in nats, its positions), of the metric's corpus."""
+    label = compared.metric.rpartition(".")[2]
+    found = {}
+    for sample in compared.measurement(boot).samples:
+        if sample.get("corpus") not in (label, label.removesuffix("_halves")):
+            continue
+        if "positions" in sample:
+            found[sample["document"]] = (sample["mean_nats"] * sample["positions"], sample["positions"])
+        else:
+            found[sample["document"]] = (math.fsum(sample["kl_nats"]), len(sample["kl_nats"]))
+    return found
+
+
+def _drafts(compared: Compared, boot: BootResult) -> dict[Any, tuple[float, float]]:
+    """Prompt -> (tokens, steps) of the drafter; empty where the bench keeps no counts of single prompts."""
+    return {
+        sample["prompt_id"]: (sample["drafts"] + sample["accepted_tokens"], sample["drafts"])
+        for sample in compared.measurement(boot).samples
+        if "prompt_id" in sample and "drafts" in sample and not sample.get("error")
+    }
+
+
+def _answers(compared: Compared, boot: BootResult, key: str) -> dict[Any, tuple[bool | None, bool]]:
+    """Question -> (right, or None without an answer; truncated)."""
+    return {
+        sample["id"]: (None if sample.get("error") else sample.get(key), sample.get("finish_reason") == "length")
+        for sample in compared.measurement(boot).samples
+        if "id" in sample
+    }
+
+
+def _texts(boot: BootResult, bench: str) -> Mapping[Any, str]:
+    found = next(m for m in boot.measurements.values() if m.bench == bench)
+    return {
+        sample.get("id", sample.get("prompt_id")): sample.get("text", sample.get("completion", ""))
+        for sample in found.samples
+        if "text" in sample or "completion" in sample
+    }
+
+
+def _boots(compared: Compared) -> str:
+    return f"{len(compared.arm('a'))} + {len(compared.arm('b'))} boots"

@@ -1,0 +1,54 @@
+"""The verbs of the command line. A new one is a function of its own in a module here and a line in VERBS.
+
+The modules import what they use inside their functions, so that `--help` loads none of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from orchestrator.verbs import compare, decide, machine, serve
+from orchestrator.verbs.options import Options
+
+VERBS: dict[str, Callable[[Options], int]] = {
+    "run": serve.run,
+    "plan": serve.plan,
+    "prepare": serve.prepare,
+    "ab": compare.ab,
+    "verdict": compare.verdict,
+    "compare": compare.compare,
+    "list": compare.list_runs,
+    "floor": compare.floor,
+    "ledger": compare.ledger_list,
+    "ledger list": compare.ledger_list,
+    "ledger import": compare.ledger_import,
+    "cases": decide.cases,
+    "prod": machine.prod,
+    "prod start": machine.prod_start,
+    "prod stop": machine.prod_stop,
+    "guard": machine.guard,
+    "doctor": machine.doctor,
+    "cache": machine.cache_list,
+    "cache list": machine.cache_list,
+    "cache prune": machine.cache_prune,
+}
+READERS = frozenset(  # what they print is all that they do
+    {"plan", "prod", "cache", "cache list", "compare", "list", "floor", "ledger", "ledger list"}
+)
+SECOND_WORDS = {
+    first: tuple(verb.split()[1] for verb in VERBS if verb.startswith(f"{first} "))
+    for first in ("prod", "cache", "ledger")
+}
+OWNERS: dict[str, tuple[str, ...]] = {  # an option -> the verbs that have it; one that is not here belongs to all
+    "json": ("plan", "list", "verdict"),
+    "diff": ("plan",),
+    "multirun": ("run",),
+    "now": ("prod stop",),
+    "watch": ("guard",),
+    "older_than": ("cache prune",),
+    "keep": ("cache prune",),
+    "dry_run": ("cache prune",),
+    "resume": ("ab",),
+    "power": ("ab",),
+    "all": ("list",),
+}

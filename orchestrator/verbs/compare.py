@@ -1,0 +1,168 @@
+"""The verbs about A/Bs and what is recorded."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from orchestrator.errors import OrchestratorError, UsageError
+from orchestrator.verbs.options import Options
+
+if TYPE_CHECKING:
+    from orchestrator.schema import Paths
+
+
+class NoVerdict(OrchestratorError):
+    """What stopped an A/B is no verdict, and must not leave with the exit status of FAIL."""
+
+    exit_code = 3
+
+
+def ab(options: Options) -> int:
+    from orchestrator.prod import NotBack
+
+    try:
+        return _resume(options) if options.resume else _ab(options)
+    except NotBack:  # the verdict was shown; that prod does not serve is what one has to know
+        raise
+    except OrchestratorError as error:
+        if error.exit_code != 1:
+            raise
+        raise NoVerdict(str(error), error.detail) from error
+
+
+def _ab(options: Options) -> int:
+    from orchestrator import ab_run, config, sweep
+
+    test = config.load_ab(options.overrides)
+    if options.power:
+        return _power(options)
+    return (sweep if test.sweep else ab_run).start(test, options.overrides, quiet=options.quiet)
+
+
+def _resume(options: Options) -> int:
+    from orchestrator import ab_run, catalog, sweep
+
+    paths = _paths(options.overrides)
+    entry = catalog.find(Path(paths.tracking), options.resume)
+    if entry.parent:  # an A/B of a sweep: the rest of the sweep is to follow
+        entry = catalog.find(Path(paths.tracking), entry.parent)
+    kind = sweep if entry.tags.get("kind") == "sweep" else ab_run
+    return kind.resume(entry, paths, options.overrides, quiet=options.quiet)
+
+
+def _power(options: Options) -> int:
+    from orchestrator import ab_run, config, console, power_text
+
+    test = config.load_ab(options.overrides)
+    design = ab_run.plan(test, ab_run.gathered(test))
+    if table := power_text.table(design):
+        console.stdout().print(table)
+    for line in power_text.notes(design):
+        print(line)
+    return 0
+
+
+def verdict(options: Options) -> int:
+    from orchestrator import attempts, catalog, verdict_text
+    from orchestrator.ab import EXIT
+
+    (run_id,), paths = _ids(options, "verdict takes one run, as in `verdict RUN_ID`", 1, 1)
+    directory = Path(paths.tracking)
+    entry = catalog.find(directory, run_id)
+    if entry.tags.get("kind") == "sweep":
+        raise UsageError(
+            f"run {run_id} is a sweep; ask for one of its A/Bs: {', '.join(_children(directory, entry.run_id))}"
+        )
+    found = attempts.recomputed(directory, entry)
+    if options.json:
+        from orchestrator.records import to_jsonable
+
+        print(json.dumps(to_jsonable(found), indent=2))
+    else:
+        verdict_text.show(found, attempts.read_design(entry), entry.run_id)
+    return EXIT[found.state]
+
+
+def _children(directory: Path, run_id: str) -> list[str]:
+    from orchestrator import catalog
+
+    return [entry.run_id for entry in catalog.entries(directory, parent=run_id)]
+
+
+def compare(options: Options) -> int:
+    from orchestrator import catalog, console, side_by_side
+
+    ids, paths = _ids(options, "compare takes two runs or more, as in `compare RUN_ID RUN_ID`", 2, None)
+    console.stdout().print(
+        side_by_side.table(side_by_side.read([catalog.find(Path(paths.tracking), run_id) for run_id in ids]))
+    )
+    return 0
+
+
+def list_runs(options: Options) -> int:
+    from orchestrator import catalog, console, listing
+
+    _, paths = _ids(options, "list takes no run; `list --all` shows the boots of A/Bs and published results too", 0, 0)
+    entries = catalog.entries(Path(paths.tracking))
+    if options.json:
+        keys = ("run_id", "name", "experiment", "status", "started_s", "ended_s", "tags", "metrics")
+        print(json.dumps([{key: getattr(entry, key) for key in keys} for entry in entries], indent=2))
+    elif entries:
+        console.stdout().print(listing.runs(entries, options.all))
+        if (published := sum(entry.is_published for entry in entries)) and not options.all:
+            print(f"and {published} published results: `list --all` shows them, and the boots of A/Bs")
+    else:
+        print(f"nothing is recorded in {Path(paths.tracking).resolve()}")
+    return 0
+
+
+def floor(options: Options) -> int:
+    from datetime import UTC, datetime
+
+    from orchestrator import config, console, floors, listing
+
+    _, paths = _ids(options, "floor takes no run", 0, 0)
+    state = config.state_dir(paths)
+    if found := floors.every(state):
+        console.stdout().print(listing.floors(found, datetime.now(UTC)))
+    else:
+        print(f"no floor is measured yet ({state / 'floors'}); `ab +variant@a=X +variant@b=X kind=floor` measures them")
+    return 0
+
+
+def ledger_list(options: Options) -> int:
+    from orchestrator import config, ledger
+
+    sources = ledger.read(config.experiments_dir() / "ledger")
+    for source in sources:
+        for result in source.results:
+            print(f"{result.date}  {source.box:<8} {result.id:<32} {result.what}")
+    return 0
+
+
+def ledger_import(options: Options) -> int:
+    from orchestrator import config, ledger
+    from orchestrator.tracking import Tracker
+
+    _, paths = _ids(options, "ledger import takes no run", 0, 0)
+    sources = ledger.read(config.experiments_dir() / "ledger")
+    done = ledger.import_all(sources, Tracker(Path(paths.tracking), ledger.EXPERIMENT))
+    counts = f"{len(done.added)} added, {len(done.replaced)} replaced, {len(done.unchanged)} there already"
+    print(f"published results: {counts}; in MLflow they are the experiment {ledger.EXPERIMENT}")
+    return 0
+
+
+def _ids(options: Options, usage: str, least: int, most: int | None) -> tuple[list[str], Paths]:
+    """The run ids of the command line, and the places that its overrides name."""
+    ids = [word for word in options.overrides if "=" not in word]
+    if len(ids) < least or (most is not None and len(ids) > most):
+        raise UsageError(usage)
+    return ids, _paths([word for word in options.overrides if "=" in word])
+
+
+def _paths(overrides: list[str] | tuple[str, ...]) -> Paths:
+    from orchestrator import config
+
+    return config.load_machine(overrides).paths

@@ -1,0 +1,78 @@
+"""The verbs about the machine: its prod slot, what killed runs left, what it lacks, what is cached."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+from orchestrator.verbs.options import Options
+
+
+def prod(options: Options) -> int:
+    from orchestrator import config, prod
+
+    print(prod.show(config.state_dir(config.load_machine(options.overrides).paths)))
+    return 0
+
+
+def prod_start(options: Options) -> int:
+    from orchestrator import config, prod
+    from orchestrator.progress import Progress
+    from orchestrator.run import prepare_only
+
+    experiment = config.load(options.overrides)
+    prepare_only(experiment, options.overrides, quiet=options.quiet)
+    print(prod.start(experiment, Progress(quiet=options.quiet)))
+    return 0
+
+
+def prod_stop(options: Options) -> int:
+    from orchestrator import config, prod
+    from orchestrator.progress import Progress
+
+    machine = config.load_machine(options.overrides)
+    print(prod.stop(config.state_dir(machine.paths), machine.box.name, Progress(quiet=options.quiet), options.now))
+    return 0
+
+
+def guard(options: Options) -> int:
+    from orchestrator import config, prod
+    from orchestrator.progress import Progress
+
+    state = config.state_dir(config.load_machine(options.overrides).paths)
+    while True:
+        outcomes = prod.guard(state, Progress(quiet=options.quiet))
+        for outcome in outcomes:
+            print(outcome.line, file=sys.stdout if outcome.ok else sys.stderr, flush=True)
+        if options.watch is None:
+            return 0 if all(outcome.ok for outcome in outcomes) else 1
+        time.sleep(options.watch)
+
+
+def doctor(options: Options) -> int:
+    from orchestrator import config, doctor
+
+    machine = config.load_machine(options.overrides)
+    checks = doctor.examine(machine, config.state_dir(machine.paths), config.cache_dir(machine.paths))
+    doctor.show(checks)
+    return 0 if all(check.ok for check in checks) else 1
+
+
+def cache_list(options: Options) -> int:
+    from orchestrator import cache, config
+
+    paths = config.load_machine(options.overrides).paths
+    cache.show(cache.entries(config.cache_dir(paths), config.state_dir(paths)))
+    return 0
+
+
+def cache_prune(options: Options) -> int:
+    from orchestrator import cache, config
+
+    paths = config.load_machine(options.overrides).paths
+    where = config.cache_dir(paths), config.state_dir(paths)
+    keep = None if options.keep is None else int(options.keep)
+    gone = cache.prune(*where, config.boxes(), options.older_than, keep, options.dry_run)
+    cache.show(gone)
+    print("nothing was removed (--dry-run)" if options.dry_run else f"removed {len(gone)} of them")
+    return 0

@@ -1,0 +1,61 @@
+"""What `ab --power` says from floors, without a boot."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from scipy import stats
+
+from orchestrator import ab_run, design, floors, power_text
+from orchestrator.gate import Criterion
+from orchestrator.stats.floor import Floor
+from tests.ab.simulated import GATE, GUARD, METRIC
+
+
+def with_floor(world, sd: float) -> design.Design:
+    floor = Floor(GUARD, "cpu", "stack0000", 0.0, sd, 8.0, "2026-01-01T00:00:00+00:00", 16)
+    floors.save(world.root / "state", {GUARD: floor})
+    test = world.test()
+    return ab_run.plan(test, ab_run.gathered(test))
+
+
+def test_boots_and_hours_come_from_the_floor_and_grow_with_it(new_world):
+    world = new_world()
+    (quiet,) = power_text.needs(with_floor(world, 0.004))
+    (noisy,) = power_text.needs(with_floor(world, 0.02))
+    assert quiet.metric == noisy.metric == GUARD and quiet.distance == 0.02
+    assert 4 <= quiet.boots < noisy.boots and quiet.boots % 4 == noisy.boots % 4 == 0
+    assert quiet.smallest < 0.02 < noisy.smallest
+
+
+def test_the_boots_are_the_fewest_that_the_noncentral_t_gives_the_power(new_world):
+    (need,) = power_text.needs(with_floor(new_world(), 0.02))
+    level = power_text.looks.level(GATE.alpha, GATE.looks, GATE.max_blocks, GATE.spending)
+
+    def chance(blocks: int) -> float:
+        dof = 2 * blocks - 1 + 8
+        return stats.nct.sf(stats.t.ppf(1 - level, dof), dof, math.log1p(0.02) / 0.02 * math.sqrt(blocks))
+
+    assert chance(need.boots // 4) >= power_text.POWER > chance(need.boots // 4 - 1)
+
+
+def test_without_a_floor_it_says_what_to_measure(new_world):
+    world = new_world()
+    test = world.test()
+    made = ab_run.plan(test, ab_run.gathered(test))
+    assert power_text.table(made) is None
+    assert any(METRIC in line and "kind=floor" in line for line in power_text.notes(made))
+
+
+@pytest.mark.parametrize(
+    ("criterion", "distance"),
+    [
+        (Criterion("x", "superior", min_effect=0.02), 0.02),
+        (Criterion("x", "non_inferior", margin=0.01), 0.01),
+        (Criterion("x", "accuracy_not_worse", margin=0.025), None),
+        (Criterion("x", "no_more"), None),
+    ],
+)
+def test_claims_about_questions_and_documents_are_not_decided_by_boots(criterion, distance):
+    assert power_text.claimed(criterion) == distance
