@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import re
 from collections.abc import Mapping
@@ -157,6 +158,11 @@ def _check_box(variant: Variant, box: Box, engine: Engine) -> None:
         raise UsageError(f"box.container: box {box.name} has no image; choose engine=process")
     if engine.kind != "process" and engine.python is not None:
         raise UsageError("engine.python: a container's interpreter is box.container.python; set that")
+    if engine.kind != "process" and box.container.network == "bridge" and not _is_ipv4(box.host):
+        raise UsageError(
+            f"box.host: a container's port is published on an address, and {box.host!r} is a name; write the IPv4 "
+            "address, as in 127.0.0.1"
+        )
     for name, value in box.env.items():
         _check_name("box.env", name)
         if name in knobs.REGISTRY:
@@ -175,6 +181,14 @@ def _check_box(variant: Variant, box: Box, engine: Engine) -> None:
             raise UsageError(f"box.env_secret: {name} is there twice; keep one")
         if name == "VLLM_API_KEY":
             raise UsageError("box.env_secret: the benches send no key, so VLLM_API_KEY would shut them out; remove it")
+
+
+def _is_ipv4(host: str) -> bool:
+    try:
+        ipaddress.IPv4Address(host)
+        return True
+    except ValueError:
+        return False
 
 
 def _check_name(where: str, name: str) -> None:

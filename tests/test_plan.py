@@ -205,3 +205,9 @@ def test_the_markers_of_a_plan_are_those_of_its_weights_and_knobs(plan_of):
     assert "256/256" in required("+variant=nvfp4_mxfp4", "+variant.knobs.RADIANCE_NVFP4_BF16_LAYERS=none")
     assert "rot stream" not in required("+variant=int4", "+variant.knobs.RADIANCE_PQ_ROT_STREAM=0")
     assert plan_of("+variant=bf16", "box=cpu").evidence.required == ()
+
+
+def test_a_containers_port_is_published_on_an_address_not_on_a_name(plan_of):
+    with pytest.raises(UsageError, match=r"box.host: .*'localhost' is a name; write the IPv4 address"):
+        plan_of("+variant=int5", "box=cpu", "engine=docker", "box.host=localhost")
+    assert plan_of("+variant=int5", "box=cpu", "box.host=localhost").host == "localhost"
