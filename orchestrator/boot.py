@@ -96,9 +96,9 @@ def serving(plan: ServePlan, engine: Engine, purpose: str, state: Path) -> Itera
                         engines.reap(engine.kind, socket_url, nonce)
                     journal.close_boot(directory)
     rss = None if faults else rss  # the sum lacks what ended
-    fresh = compile_cache.compiled(cache_dir) - before
+    fresh = compile_cache.compiled_since(cache_dir, before)
     if cache_state == "warm" and fresh:
-        faults.append(f"a warm boot compiled {len(fresh)} files, for example {sorted(fresh)[0]}")
+        faults.append(f"a warm boot compiled {len(fresh)} files, for example {fresh[0]}")
     running.boot = _with_faults(replace(running.boot, rss_peak_bytes=rss, compiled_files=len(fresh)), faults)
 
 
