@@ -76,6 +76,8 @@ def test_kv_tokens_are_never_read_on_a_cold_boot(stub_plan, tmp_path):
     [
         ("drops-a-knob", "RADIANCE_PQ_ZPE: the plan says '1'"),
         ("attests-nothing", "the plugin attested nothing"),
+        ("attests-half", "attest-1.json is damaged"),
+        ("adds-a-knob", "RADIANCE_PQ_NEW: the plugin in process"),
         ("no-layers", "no layer runs on the plugin's path"),
         ("other-plugin", "is build ffffffffffff"),
         ("compiles", "a warm boot compiled 1 files, for example inductor/ab/graph.so"),
