@@ -74,6 +74,8 @@ def render(
     variant, box, engine = experiment.variant, experiment.box, experiment.engine
     _check_box(variant, box, engine)
     serve = flags.of(variant, box.serve)
+    if variant.weights.quantized and "max-num-seqs" not in serve:
+        raise UsageError("box.serve.max-num-seqs: it is not set, so the decode band's rows are not known; write it")
     knob_values = knobs.resolve(variant, int(serve.get("max-num-seqs", 1)))
     key = {
         "stack": stack.fingerprint,
@@ -173,6 +175,10 @@ def _check_box(variant: Variant, box: Box, engine: Engine) -> None:
             raise UsageError(f"box.env: {name} looks like a secret; export it and name it in box.env_secret instead")
         if not value.strip() or "\0" in value:
             raise UsageError(f"box.env: {name} is empty; write a value, or remove it")
+        if name == "VLLM_PLUGINS" and PACKAGE not in value.split(","):
+            raise UsageError(
+                f"box.env: VLLM_PLUGINS={value} does not load {PACKAGE}; name it too, with a comma between"
+            )
     for n, name in enumerate(box.env_secret):
         _check_name("box.env_secret", name)
         if name in box.env or name in knobs.REGISTRY or name.startswith("RADIANCE_"):
@@ -236,4 +242,4 @@ def _base_env(at: Places) -> dict[str, str]:
     }
 
 
-OF_THE_PLAN = frozenset({NONCE_VARIABLE, ATTEST_VARIABLE, *_base_env(Places(*[""] * 7))})
+OF_THE_PLAN = frozenset({NONCE_VARIABLE, ATTEST_VARIABLE, *_base_env(Places(*[""] * 7))} - {"VLLM_PLUGINS"})

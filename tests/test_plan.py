@@ -211,3 +211,17 @@ def test_a_containers_port_is_published_on_an_address_not_on_a_name(plan_of):
     with pytest.raises(UsageError, match=r"box.host: .*'localhost' is a name; write the IPv4 address"):
         plan_of("+variant=int5", "box=cpu", "engine=docker", "box.host=localhost")
     assert plan_of("+variant=int5", "box=cpu", "box.host=localhost").host == "localhost"
+
+
+def test_plugins_of_the_image_are_named_beside_ours(plan_of):
+    """As docker/gfx1201.md says to."""
+    named = plan_of("+variant=int5", "box=r9700x2", '+box.env.VLLM_PLUGINS="paroquant_gfx1201,theirs"')
+    assert named.env["VLLM_PLUGINS"] == "paroquant_gfx1201,theirs"
+    with pytest.raises(UsageError, match="VLLM_PLUGINS=theirs does not load paroquant_gfx1201"):
+        plan_of("+variant=int5", "box=r9700x2", "+box.env.VLLM_PLUGINS=theirs")
+
+
+def test_the_decode_bands_rule_is_not_passed_by_leaving_its_number_out(plan_of):
+    with pytest.raises(UsageError, match=r"box\.serve\.max-num-seqs: it is not set"):
+        plan_of("+variant=int5", "box=cpu", "~box.serve.max-num-seqs")
+    assert plan_of("+variant=bf16", "box=cpu", "~box.serve.max-num-seqs").quantized is False
