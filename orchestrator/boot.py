@@ -96,9 +96,9 @@ def serving(plan: ServePlan, engine: Engine, purpose: str, state: Path) -> Itera
                         engines.reap(engine.kind, socket_url, nonce)
                     journal.close_boot(directory)
     rss = None if faults else rss  # the sum lacks what ended
-    fresh = compile_cache.compiled(cache_dir) - before
+    fresh = compile_cache.compiled_since(cache_dir, before)
     if cache_state == "warm" and fresh:
-        faults.append(f"a warm boot compiled {len(fresh)} files, for example {sorted(fresh)[0]}")
+        faults.append(f"a warm boot compiled {len(fresh)} files, for example {fresh[0]}")
     running.boot = _with_faults(replace(running.boot, rss_peak_bytes=rss, compiled_files=len(fresh)), faults)
 
 
@@ -157,8 +157,9 @@ def _wait_ready(
 
 def _inspect(plan: ServePlan, boot: Boot, server: Server, directory: Path) -> Boot:
     readings, inspected = server.readings(plan.env), server.inspected()
-    attestations = tuple(json.loads(path.read_text()) for path in sorted((directory / "attest").glob("attest-*.json")))
+    attestations, damaged = _attestations(directory / "attest")
     faults = [
+        *damaged,
         *evidence.env_faults(plan, readings, attestations, inspected),
         *evidence.attestation_faults(plan, boot.nonce, attestations),
         *evidence.marker_faults(plan, _read(Path(boot.log_path))),
@@ -168,6 +169,21 @@ def _inspect(plan: ServePlan, boot: Boot, server: Server, directory: Path) -> Bo
     return _with_faults(
         replace(boot, processes=readings, inspected=given, attestations=attestations, kv_tokens=kv), faults
     )
+
+
+def _attestations(directory: Path) -> tuple[tuple[dict, ...], list[str]]:
+    """What the plugin wrote in each process, and a fault for each file that is no attestation: a full disk cuts it."""
+    found, faults = [], []
+    for path in sorted(directory.glob("attest-*.json")):
+        try:
+            attestation = json.loads(path.read_text())
+        except ValueError:
+            attestation = None
+        if isinstance(attestation, dict):
+            found.append(attestation)
+        else:
+            faults.append(f"the attestation {path} is damaged; look for a full disk, then boot again")
+    return tuple(found), faults
 
 
 def _with_faults(boot: Boot, faults: list[str]) -> Boot:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Literal
@@ -12,6 +13,7 @@ from orchestrator.errors import UsageError
 from orchestrator.records import write_json
 
 State = Literal["cold", "warm"]
+WRITTEN_BY_SERVERS = ("inductor", "vllm", "triton", "aiter", "home")
 COMPILED_SUFFIXES = frozenset({".so", ".cpp", ".o", ".py", ".hsaco", ".ptx", ".cubin", ".json"})
 
 
@@ -48,12 +50,15 @@ def require_own(cache_dir: Path, plugin_sha256: str) -> None:
             )
 
 
-def compiled(cache_dir: Path) -> frozenset[str]:
-    """The compiled files in the cache, relative to it."""
-    roots = [cache_dir / name for name in ("inductor", "vllm", "triton")]
-    return frozenset(
-        path.relative_to(cache_dir).as_posix()
-        for root in roots
-        for path in root.rglob("*")
-        if path.suffix in COMPILED_SUFFIXES and path.is_file()
-    )
+def compiled(cache_dir: Path) -> dict[str, int]:
+    """The compiled files in the cache, relative to it, and when each was written, in ns since the epoch."""
+    found = {}
+    for path in (path for name in WRITTEN_BY_SERVERS for path in (cache_dir / name).rglob("*")):
+        if path.suffix in COMPILED_SUFFIXES and path.is_file():
+            found[path.relative_to(cache_dir).as_posix()] = path.stat().st_mtime_ns
+    return found
+
+
+def compiled_since(cache_dir: Path, before: Mapping[str, int]) -> list[str]:
+    """The compiled files that are new, or were written again, since `compiled` gave `before`; sorted."""
+    return sorted(name for name, written in compiled(cache_dir).items() if before.get(name) != written)

@@ -50,7 +50,16 @@ RANGES: Mapping[str, tuple[float, float]] = {
     "suite.seed": (0, math.inf),
 }
 NEVER_EMPTY = ("box.host", "box.name", "box.models_dir", "engine.python", "engine.socket")
-NEVER_EMPTY += ("paths.cache", "paths.state", "paths.tracking", "variant.name", "suite.name")
+NEVER_EMPTY += (
+    "box.container.image",
+    "box.container.python",
+    "box.container.path",
+    "paths.cache",
+    "paths.state",
+    "paths.tracking",
+    "variant.name",
+    "suite.name",
+)
 
 
 def conf_dir() -> Path:

@@ -57,7 +57,7 @@ def held(box: Box, sys_root: Path = SYS) -> list[Card]:
     """The box's cards that hold more than `box.vram_clear_mib`; none where the box declares no such limit."""
     if box.vram_clear_mib is None:
         return []
-    wanted = (box.detect.pci or "").partition(":")[2]
+    wanted = (box.detect.pci or "").lower().partition(":")[2]
     return [
         card for card in cards(sys_root) if card.used_mib > box.vram_clear_mib and (not wanted or card.device == wanted)
     ]

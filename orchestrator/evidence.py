@@ -92,6 +92,12 @@ def env_faults(
             faults.append(f"{name}: the plan says {planned!r}, {', '.join(said)}")
     extra = sorted(name for name in (inspected or {}) if name.startswith("RADIANCE_") and name not in _known(plan))
     faults += [f"{name}: the image sets it to {inspected[name]!r}, the plan has no such knob" for name in extra]
+    for a in attestations:
+        more = sorted(name for name in _knobs(a) if name not in _known(plan) and name not in extra)
+        faults += [
+            f"{name}: the plugin in process {a.get('pid')} attests {_knobs(a)[name]!r}, the plan has no such knob"
+            for name in more
+        ]
     return faults
 
 

@@ -18,6 +18,7 @@ _GPU = re.compile(
     r"|NVRM: Xid|\bxe\b.*(?:reset|hang)",
     re.IGNORECASE,
 )
+_LIMIT = re.compile(r"oom-kill:constraint=CONSTRAINT_MEMCG|Memory cgroup out of memory: Killed process")
 _MEMORY = re.compile(r"Out of memory: Killed process|oom-kill:")
 
 
@@ -53,7 +54,11 @@ class Watch:
 
     def hint(self) -> str:
         """The known cause of a server's death, or an empty string."""
-        for pattern, cause in ((_GPU, "the kernel log has a GPU fault"), (_MEMORY, "this machine ran out of memory")):
+        for pattern, cause in (
+            (_GPU, "the kernel log has a GPU fault"),
+            (_LIMIT, "the memory limit of a container or slice was reached"),
+            (_MEMORY, "this machine ran out of memory"),
+        ):
             if found := [line for line in self.lines() if pattern.search(line)]:
                 return f"{cause}: {found[0][:160]}"
         return ""

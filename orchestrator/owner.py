@@ -6,36 +6,63 @@ import os
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Any
 
-import psutil
+PROC = Path("/proc")
+START_FIELD = 22 - 3  # of /proc/PID/stat, counted from the state, which follows the name's last ")"
 
 
 @dataclass(frozen=True)
 class Owner:
-    """`start_time_s` is the process's creation time since the epoch."""
+    """`start_time_s` is when the process was created, in seconds since the machine's boot `boot_id`.
+
+    Not since the epoch: a clock that is set would make every process another one than the one recorded.
+    """
 
     pid: int
     start_time_s: float
     host: str
+    boot_id: str = ""
 
     def alive(self) -> bool:
         """Whether this very process still runs. On another host it cannot be known and counts as alive."""
         if self.host != socket.gethostname():
             return True
-        try:
-            process = psutil.Process(self.pid)
-            same = abs(process.create_time() - self.start_time_s) < 0.05
-            return same and process.status() != psutil.STATUS_ZOMBIE
-        except psutil.NoSuchProcess:
+        if self.boot_id != _boot_id():
             return False
+        try:
+            state, start_time_s = _stat(self.pid)
+        except (FileNotFoundError, ProcessLookupError):
+            return False
+        return abs(start_time_s - self.start_time_s) < 0.005 and state not in "ZX"
 
 
 def current() -> Owner:
     """The owner that this process is."""
-    return Owner(os.getpid(), psutil.Process().create_time(), socket.gethostname())
+    return of(os.getpid())
+
+
+def of(pid: int) -> Owner:
+    """The owner that a process is. Raises ProcessLookupError where there is none."""
+    try:
+        return Owner(pid, _stat(pid)[1], socket.gethostname(), _boot_id())
+    except FileNotFoundError:
+        raise ProcessLookupError(pid) from None
 
 
 def from_mapping(data: Mapping[str, Any]) -> Owner:
     """The owner in a record. Raises KeyError or ValueError where it is damaged."""
-    return Owner(int(data["pid"]), float(data["start_time_s"]), str(data["host"]))
+    return Owner(int(data["pid"]), float(data["start_time_s"]), str(data["host"]), str(data.get("boot_id", "")))
+
+
+def _stat(pid: int) -> tuple[str, float]:
+    """State and creation time of a process."""
+    fields = (PROC / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()
+    return fields[0], int(fields[START_FIELD]) / os.sysconf("SC_CLK_TCK")
+
+
+@cache
+def _boot_id() -> str:
+    return (PROC / "sys/kernel/random/boot_id").read_text().strip()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import re
 from collections.abc import Mapping
@@ -73,6 +74,8 @@ def render(
     variant, box, engine = experiment.variant, experiment.box, experiment.engine
     _check_box(variant, box, engine)
     serve = flags.of(variant, box.serve)
+    if variant.weights.quantized and "max-num-seqs" not in serve:
+        raise UsageError("box.serve.max-num-seqs: it is not set, so the decode band's rows are not known; write it")
     knob_values = knobs.resolve(variant, int(serve.get("max-num-seqs", 1)))
     key = {
         "stack": stack.fingerprint,
@@ -157,6 +160,11 @@ def _check_box(variant: Variant, box: Box, engine: Engine) -> None:
         raise UsageError(f"box.container: box {box.name} has no image; choose engine=process")
     if engine.kind != "process" and engine.python is not None:
         raise UsageError("engine.python: a container's interpreter is box.container.python; set that")
+    if engine.kind != "process" and box.container.network == "bridge" and not _is_ipv4(box.host):
+        raise UsageError(
+            f"box.host: a container's port is published on an address, and {box.host!r} is a name; write the IPv4 "
+            "address, as in 127.0.0.1"
+        )
     for name, value in box.env.items():
         _check_name("box.env", name)
         if name in knobs.REGISTRY:
@@ -167,6 +175,10 @@ def _check_box(variant: Variant, box: Box, engine: Engine) -> None:
             raise UsageError(f"box.env: {name} looks like a secret; export it and name it in box.env_secret instead")
         if not value.strip() or "\0" in value:
             raise UsageError(f"box.env: {name} is empty; write a value, or remove it")
+        if name == "VLLM_PLUGINS" and PACKAGE not in value.split(","):
+            raise UsageError(
+                f"box.env: VLLM_PLUGINS={value} does not load {PACKAGE}; name it too, with a comma between"
+            )
     for n, name in enumerate(box.env_secret):
         _check_name("box.env_secret", name)
         if name in box.env or name in knobs.REGISTRY or name.startswith("RADIANCE_"):
@@ -175,6 +187,14 @@ def _check_box(variant: Variant, box: Box, engine: Engine) -> None:
             raise UsageError(f"box.env_secret: {name} is there twice; keep one")
         if name == "VLLM_API_KEY":
             raise UsageError("box.env_secret: the benches send no key, so VLLM_API_KEY would shut them out; remove it")
+
+
+def _is_ipv4(host: str) -> bool:
+    try:
+        ipaddress.IPv4Address(host)
+        return True
+    except ValueError:
+        return False
 
 
 def _check_name(where: str, name: str) -> None:
@@ -222,4 +242,4 @@ def _base_env(at: Places) -> dict[str, str]:
     }
 
 
-OF_THE_PLAN = frozenset({NONCE_VARIABLE, ATTEST_VARIABLE, *_base_env(Places(*[""] * 7))})
+OF_THE_PLAN = frozenset({NONCE_VARIABLE, ATTEST_VARIABLE, *_base_env(Places(*[""] * 7))} - {"VLLM_PLUGINS"})

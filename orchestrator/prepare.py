@@ -20,7 +20,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-import psutil
 import yaml
 
 from orchestrator import owner
@@ -142,7 +141,7 @@ def _run_builder(argv: list[str], stage: Stage, lock: TextIO) -> None:
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     ) as process:
         try:
-            _write(lock, json.dumps(asdict(_owner_of(process.pid))))
+            _write(lock, json.dumps(asdict(owner.of(process.pid))))
             for line in process.stdout:
                 if line.startswith('{"event"'):
                     event = json.loads(line)
@@ -163,10 +162,6 @@ def _run_builder(argv: list[str], stage: Stage, lock: TextIO) -> None:
         lines = [line for line in errors.strip().splitlines() if line.strip()] or [f"exit status {code}"]
         kind = UsageError if code == 2 else OrchestratorError
         raise kind(f"preparing the model failed: {lines[-1]}", "\n".join(lines[-12:-1]))
-
-
-def _owner_of(pid: int) -> owner.Owner:
-    return owner.Owner(pid, psutil.Process(pid).create_time(), socket.gethostname())
 
 
 @contextmanager

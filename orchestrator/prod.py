@@ -151,6 +151,8 @@ def guard(state: Path, progress: Progress) -> list[Outcome]:
         try:
             current = slot.load(state, box)
             taken = slot.displacement(state, box)
+            if current is None:  # emptied since the slots were listed
+                continue
             if taken is None and prod_server.is_healthy(current):
                 outcomes.append(Outcome(_line("serves", current), True))
                 continue

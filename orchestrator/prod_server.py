@@ -34,13 +34,17 @@ def is_healthy(prod: Slot) -> bool:
 
 
 def is_alive(prod: Slot) -> bool:
-    """Whether anything of the slot's boot runs, ready or not. Raises UsageError where its daemon is away."""
+    """Whether anything of the slot's boot runs, ready or not. Raises UsageError where its daemon is away.
+
+    A container that was created and not started, as after a device that was missing, runs nothing.
+    """
     if prod.plan.container is None:
         return bool(processes_of(prod.nonce))
     from orchestrator.engines.container import ALIVE
 
     with _containers(prod) as found:
-        return any(container.status in ALIVE or container.status == "restarting" for container in found)
+        running = (ALIVE - {"created", "initialized"}) | {"restarting"}
+        return any(container.status in running for container in found)
 
 
 def boot(prod: Slot, state: Path, progress: Progress) -> Slot:
@@ -58,7 +62,11 @@ def boot(prod: Slot, state: Path, progress: Progress) -> Slot:
     (directory / "attest").mkdir(parents=True)
     argv, env, _ = with_nonce(fresh.plan, fresh.nonce, directory / "attest", secrets)
     labels = {"box": fresh.plan.box, "purpose": "prod"}
-    server = engines.start(fresh.plan, fresh.engine, argv, env, fresh.nonce, directory, labels)
+    try:
+        server = engines.start(fresh.plan, fresh.engine, argv, env, fresh.nonce, directory, labels)
+    except BootError:  # a container may be there that never ran
+        end(fresh)
+        raise
     try:
         wait(fresh, state, progress, server)
     except BootError:

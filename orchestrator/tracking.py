@@ -224,13 +224,20 @@ def ui_command(directory: Path) -> str:
 
 def _owned() -> dict[str, str]:
     me = owner.current()
-    return {"owner.pid": str(me.pid), "owner.start_time": repr(me.start_time_s), "owner.host": me.host}
+    return {
+        "owner.pid": str(me.pid),
+        "owner.start_time": repr(me.start_time_s),
+        "owner.host": me.host,
+        "owner.boot_id": me.boot_id,
+    }
 
 
 def owner_of(tags: Mapping[str, str]) -> owner.Owner | None:
     """The process that a run belongs to; None where its tags do not say."""
     try:
-        return owner.Owner(int(tags["owner.pid"]), float(tags["owner.start_time"]), tags["owner.host"])
+        names = {"pid": "owner.pid", "start_time_s": "owner.start_time", "host": "owner.host"}
+        found = {field: tags[tag] for field, tag in names.items()}
+        return owner.from_mapping({**found, "boot_id": tags.get("owner.boot_id", "")})
     except (KeyError, ValueError):
         return None
 

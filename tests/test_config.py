@@ -45,6 +45,7 @@ def refused(*overrides: str) -> str:
         ("box.formats=bf16", "'bf16' is no list; write one, as in [a,b] @ Experiment.box.formats"),
         ("box.detect.always=1", "1 is neither true nor false"),
         ("box.host=", "box.host: it is empty"),
+        ("box.container.image=", "box.container.image: it is empty"),
         ("box.host='http://here'", "box.host: 'http://here' is no host"),
         ("+box.env.ONE=off1e3", ""),  # a text, as it stands
         ("+box.env.ONE=true", "True is no text; put it in quotes, as in '1' @ Experiment.box.env['ONE']"),

@@ -205,3 +205,23 @@ def test_the_markers_of_a_plan_are_those_of_its_weights_and_knobs(plan_of):
     assert "256/256" in required("+variant=nvfp4_mxfp4", "+variant.knobs.RADIANCE_NVFP4_BF16_LAYERS=none")
     assert "rot stream" not in required("+variant=int4", "+variant.knobs.RADIANCE_PQ_ROT_STREAM=0")
     assert plan_of("+variant=bf16", "box=cpu").evidence.required == ()
+
+
+def test_a_containers_port_is_published_on_an_address_not_on_a_name(plan_of):
+    with pytest.raises(UsageError, match=r"box.host: .*'localhost' is a name; write the IPv4 address"):
+        plan_of("+variant=int5", "box=cpu", "engine=docker", "box.host=localhost")
+    assert plan_of("+variant=int5", "box=cpu", "box.host=localhost").host == "localhost"
+
+
+def test_plugins_of_the_image_are_named_beside_ours(plan_of):
+    """As docker/gfx1201.md says to."""
+    named = plan_of("+variant=int5", "box=r9700x2", '+box.env.VLLM_PLUGINS="paroquant_gfx1201,theirs"')
+    assert named.env["VLLM_PLUGINS"] == "paroquant_gfx1201,theirs"
+    with pytest.raises(UsageError, match="VLLM_PLUGINS=theirs does not load paroquant_gfx1201"):
+        plan_of("+variant=int5", "box=r9700x2", "+box.env.VLLM_PLUGINS=theirs")
+
+
+def test_the_decode_bands_rule_is_not_passed_by_leaving_its_number_out(plan_of):
+    with pytest.raises(UsageError, match=r"box\.serve\.max-num-seqs: it is not set"):
+        plan_of("+variant=int5", "box=cpu", "~box.serve.max-num-seqs")
+    assert plan_of("+variant=bf16", "box=cpu", "~box.serve.max-num-seqs").quantized is False

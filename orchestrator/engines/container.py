@@ -253,7 +253,7 @@ def _resources(plan: ServePlan, kind: str) -> dict[str, Any]:
     published = asked.network == "bridge"
     return {
         "network_mode": asked.network,
-        "ports": {f"{plan.port}/tcp": ("127.0.0.1", plan.port)} if published else None,
+        "ports": {f"{plan.port}/tcp": (plan.host, plan.port)} if published else None,
         "ipc_mode": asked.ipc,
         "shm_size": None if asked.ipc == "host" else asked.shm_size_mib * 2**20,
         "devices": [f"{device}:{device}:rwm" for device in asked.devices],

@@ -33,9 +33,9 @@ def socket_of(engine: Engine) -> str:
         return engine.socket if "://" in engine.socket else f"unix://{engine.socket}"
     if engine.kind == "docker":
         return os.environ.get("DOCKER_HOST") or "unix:///var/run/docker.sock"
-    if "CONTAINER_HOST" in os.environ:
-        return os.environ["CONTAINER_HOST"]
-    runtime = "/run" if os.getuid() == 0 else os.environ.get("XDG_RUNTIME_DIR", f"/run/user/{os.getuid()}")
+    if url := os.environ.get("CONTAINER_HOST"):  # the SDK takes an empty one for docker's socket
+        return url
+    runtime = "/run" if os.getuid() == 0 else os.environ.get("XDG_RUNTIME_DIR") or f"/run/user/{os.getuid()}"
     return f"unix://{runtime}/podman/podman.sock"
 
 
@@ -45,7 +45,7 @@ def connect(kind: str, socket: str) -> DockerClient:
 
     try:
         return docker.DockerClient(base_url=socket, version="auto", timeout=CALL_TIMEOUT_S)
-    except docker.errors.DockerException as error:
+    except (docker.errors.DockerException, ValueError) as error:  # ValueError: a URL with a port that is none
         raise _unreachable(kind, socket, error) from None
 
 
@@ -79,7 +79,7 @@ def transport_errors() -> tuple[type[Exception], ...]:
 
 def image_id(engine: Engine, image: str) -> str:
     """What the image's name stands for on this machine: "sha256:...". Raises UsageError where it is not there."""
-    from docker.errors import ImageNotFound
+    from docker.errors import APIError, ImageNotFound
 
     client = connect(engine.kind, socket_of(engine))
     elsewhere = (
@@ -91,6 +91,11 @@ def image_id(engine: Engine, image: str) -> str:
             return found if found.startswith("sha256:") else f"sha256:{found}"
         except ImageNotFound:
             continue
+        except APIError as error:
+            said = " ".join(str(error.explanation or error).split())
+            raise UsageError(f"box.container.image: {engine.kind} refuses {name!r} ({said}); correct it") from None
+        except transport_errors() as error:
+            raise _unreachable(engine.kind, socket_of(engine), error) from None
     raise UsageError(f"box.container.image: {engine.kind} has no image {image}; run `{how_to_get(engine.kind, image)}`")
 
 

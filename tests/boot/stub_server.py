@@ -53,6 +53,10 @@ def main() -> None:
         path = Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]) / "ab" / "graph.so"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"compiled")
+    if fault == "adds-a-knob":
+        os.environ["RADIANCE_PQ_NEW"] = "1"
+    if fault == "attests-half":
+        (Path(os.environ["RADIANCE_ATTEST_DIR"]) / "attest-1.json").write_text('{"nonce": "')
     if fault != "attests-nothing":
         knobs = {k: v for k, v in os.environ.items() if k.startswith("RADIANCE_")}
         layers = [] if fault == "no-layers" else [{"name": "model.layers.0.mlp.down_proj", "bits": 5}]

@@ -76,6 +76,8 @@ def test_kv_tokens_are_never_read_on_a_cold_boot(stub_plan, tmp_path):
     [
         ("drops-a-knob", "RADIANCE_PQ_ZPE: the plan says '1'"),
         ("attests-nothing", "the plugin attested nothing"),
+        ("attests-half", "attest-1.json is damaged"),
+        ("adds-a-knob", "RADIANCE_PQ_NEW: the plugin in process"),
         ("no-layers", "no layer runs on the plugin's path"),
         ("other-plugin", "is build ffffffffffff"),
         ("compiles", "a warm boot compiled 1 files, for example inductor/ab/graph.so"),
@@ -285,6 +287,21 @@ def test_a_warm_up_that_was_killed_leaves_the_cache_cold(tmp_path):
     assert compile_cache.state(tmp_path) == "cold"
     compile_cache.mark(tmp_path, "warm", "a" * 64)
     assert compile_cache.state(tmp_path) == "warm"
+
+
+@pytest.mark.parametrize(
+    "name", ["inductor/a/g.so", "vllm/c.json", "triton/k.hsaco", "aiter/jit/m.so", "home/.triton/k.so"]
+)
+def test_a_graph_that_is_new_or_written_again_counts_as_compiled(tmp_path, name):
+    path = tmp_path / name
+    path.parent.mkdir(parents=True)
+    before = compile_cache.compiled(tmp_path)
+    path.write_bytes(b"graph")
+    assert compile_cache.compiled_since(tmp_path, before) == [name]
+    before = compile_cache.compiled(tmp_path)
+    assert compile_cache.compiled_since(tmp_path, before) == []
+    os.utime(path, ns=(0, before[name] + 1))  # a recompile has the same hash, and so the same name
+    assert compile_cache.compiled_since(tmp_path, before) == [name]
 
 
 @pytest.mark.parametrize(("renamed", "said"), [(False, "belongs to plugin build bbbb"), (True, "belongs to cache key")])

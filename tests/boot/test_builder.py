@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from orchestrator import prepare
+from orchestrator import owner, prepare
 from orchestrator.errors import OrchestratorError
 from orchestrator.progress import Stage
 
@@ -42,7 +42,7 @@ def test_the_builder_of_a_killed_orchestrator_dies_with_it(tmp_path: Path):
 def test_a_builder_that_was_left_is_ended_by_the_next_start(tmp_path: Path):
     left = subprocess.Popen(BUILDER, stdout=subprocess.DEVNULL, start_new_session=True)
     lock = tmp_path / "model.lock"
-    lock.write_text(json.dumps(asdict(prepare._owner_of(left.pid))))
+    lock.write_text(json.dumps(asdict(owner.of(left.pid))))
     try:
         with prepare._exclusive(lock):
             assert left.wait(5) == -signal.SIGKILL
@@ -51,9 +51,7 @@ def test_a_builder_that_was_left_is_ended_by_the_next_start(tmp_path: Path):
         left.wait()
 
 
-@pytest.mark.parametrize(
-    "content", ["", "{", "[]", '{"pid": 1}', json.dumps({**asdict(prepare._owner_of(os.getpid()))})]
-)
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"pid": 1}', json.dumps({**asdict(owner.of(os.getpid()))})])
 def test_nothing_else_is_ended(tmp_path: Path, content):
     """Not by a lock without a builder, and not by one whose pid has another process by now."""
     if content.startswith('{"pid": ') and "start_time_s" in content:

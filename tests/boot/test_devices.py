@@ -94,3 +94,9 @@ def test_a_failure_in_the_block_is_what_is_told(box, card, tmp_path):
     with pytest.raises(RuntimeError, match="bench"), devices.clear(box, tmp_path):
         used.write_text(f"{28500 * MIB}\n")
         raise RuntimeError("bench")
+
+
+def test_a_device_id_in_capitals_is_the_same_device(box, card, tmp_path):
+    card(0, 20_000, device="0x744c")
+    capitals = replace(box, detect=Detect(1, pci="1002:744C"))
+    assert len(devices.held(capitals, tmp_path)) == 1

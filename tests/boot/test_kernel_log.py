@@ -38,6 +38,12 @@ def test_the_hint_names_the_card_before_memory(tmp_path):
         assert watch.hint().startswith("the kernel log has a GPU fault: [drm:amdgpu_job_timedout")
 
 
+def test_a_limit_that_was_reached_is_not_taken_for_a_full_machine(tmp_path):
+    with Watch(say(tmp_path / "kmsg")) as watch:
+        say(tmp_path / "kmsg", "oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),oom_memcg=/docker/74")
+        assert watch.hint().startswith("the memory limit of a container or slice was reached: oom-kill:")
+
+
 def test_a_log_that_may_not_be_read_gives_nothing(tmp_path):
     with Watch(tmp_path / "no-such-file") as watch:
         assert watch.lines() == []

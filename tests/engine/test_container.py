@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,14 @@ def test_the_container_has_what_the_plan_says_and_no_more(stub_plan, box, tmp_pa
     writable = {mount["Destination"] for mount in inspected["Mounts"] if mount["RW"]}
     assert writable == {"/paro/cache", "/paro/attest"}
     assert {"/paro/model", "/paro/plugin"} <= {mount["Destination"] for mount in inspected["Mounts"]}
+
+
+def test_the_port_is_published_on_the_boxs_host(stub_plan, box, tmp_path):
+    plan = replace(stub_plan(box), host="127.0.0.2")
+    boot, inspected = boot_once(plan, box, tmp_path)
+    assert boot.status == "ok"
+    (binding,) = inspected["HostConfig"]["PortBindings"][f"{plan.port}/tcp"]
+    assert binding["HostIp"] == "127.0.0.2"
 
 
 def test_what_a_server_writes_in_its_cache_belongs_to_the_user(stub_plan, box, tmp_path):

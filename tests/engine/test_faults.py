@@ -168,6 +168,13 @@ def test_a_missing_image_is_one_line_with_the_command_that_mends_it(stub_plan, b
     assert_nothing_left(box, tmp_path)
 
 
+def test_a_name_that_no_image_can_have_and_a_port_that_is_none_are_one_line(docker_box):
+    with pytest.raises(UsageError, match=r"box.container.image: docker refuses 'Bad Name' \(.*\); correct it"):
+        daemon.image_id(docker_box.engine, "Bad Name")
+    with pytest.raises(UsageError, match=r"engine.socket: docker cannot be reached at tcp://127.0.0.1:none"):
+        daemon.connect("docker", "tcp://127.0.0.1:none")
+
+
 def test_an_image_that_was_removed_since_the_plan_is_said(stub_plan, box, tmp_path):
     plan = stub_plan(replace(box, image_id=f"sha256:{'0' * 64}"))
     with pytest.raises(UsageError, match="no longer has paro-stub"), serving(plan, box.engine, "measured", tmp_path):
@@ -320,3 +327,5 @@ def test_sockets_of_both_engines_come_from_the_environment_or_the_usual_place(mo
     assert daemon.socket_of(engine_of("docker", "/x.sock")) == "unix:///x.sock"
     monkeypatch.setenv("CONTAINER_HOST", "unix:///y.sock")
     assert daemon.socket_of(engine_of("podman")) == "unix:///y.sock"
+    monkeypatch.setenv("CONTAINER_HOST", "")
+    assert daemon.socket_of(engine_of("podman")).endswith("/podman/podman.sock")

@@ -14,6 +14,7 @@ import pytest
 
 from orchestrator import config, prod, prod_server, slot
 from orchestrator.engines.container import containers_of
+from orchestrator.errors import BootError
 from orchestrator.inputs import Inputs
 from orchestrator.places import Mount
 from orchestrator.progress import Progress
@@ -30,8 +31,8 @@ def serve(stub_plan, tmp_path: Path):
     """Fills the slot with a server in a container of `box`; every boot of it is ended afterwards."""
     used = []
 
-    def make(box) -> Slot:
-        plan = stub_plan(box)
+    def make(box, **container) -> Slot:
+        plan = stub_plan(box, **container)
         mounts = (*plan.container.mounts, Mount(str(STUBS), "/stubs", read_only=True))
         argv = tuple("/stubs/stub_vllm.py" if word.endswith("stub_server.py") else word for word in plan.argv)
         plan = replace(plan, argv=argv, container=replace(plan.container, mounts=mounts))
@@ -94,3 +95,20 @@ def test_stopping_prod_removes_its_container_and_nothing_restarts_it(serve, box,
     before = serve(box)
     assert "its slot is empty" in prod.stop(tmp_path, "cpu", QUIET)
     assert containers_of(box.client, before.nonce) == [] and guard(tmp_path).stdout == ""
+
+
+def test_prod_whose_device_is_missing_leaves_no_container_that_the_guard_would_wait_for(serve, docker_box, tmp_path):
+    """After a reboot the guard can be there before the devices are."""
+    with pytest.raises(BootError, match="does not start"):
+        serve(docker_box, devices=("/dev/no-such-device",))
+    left = slot.load(tmp_path, "cpu")
+    assert containers_of(docker_box.client, left.nonce) == [] and left.failed_boots == 1
+
+
+def test_a_container_that_was_made_and_never_started_is_not_alive(serve, docker_box, tmp_path):
+    served = serve(docker_box)
+    prod_server.end(served)
+    made = docker_box.client.containers.create(
+        docker_box.image_id, labels={"paro-orchestrator.nonce": served.nonce}, name=f"paro-{served.nonce}"
+    )
+    assert made.status == "created" and not prod_server.is_alive(served)

@@ -10,7 +10,7 @@ import urllib.request
 
 import pytest
 
-from orchestrator import prod_server, slot
+from orchestrator import prod, prod_server, slot
 from orchestrator.engines.process import processes_of
 from orchestrator.errors import BootError
 from tests.prod.conftest import ENGINE, QUIET, record, wait_for_line
@@ -238,6 +238,11 @@ def test_a_damaged_slot_is_status_1_with_what_to_do_and_blocks_a_run(site):
     run = site.run("end")
     assert run.communicate(timeout=30)[0] == "" and run.returncode == 1
     assert prod_server.is_healthy(prod), "what cannot be brought back is not taken down"
+
+
+def test_a_slot_that_is_emptied_while_the_guard_looks_is_nothing_to_bring_back(tmp_path, monkeypatch):
+    monkeypatch.setattr(slot, "boxes", lambda _: ["cpu"])
+    assert prod.guard(tmp_path, QUIET) == []
 
 
 def test_a_stranger_on_the_port_is_not_taken_for_prod_and_not_ended(site):
