@@ -81,7 +81,7 @@ def acceptance(compared: Compared, look: Look) -> CriterionResult:
 def accuracy(compared: Compared, look: Look) -> CriterionResult:
     """accuracy_not_worse: share of right answers of B minus that of A, the questions paired."""
     unit, criterion = "share", compared.criterion
-    key = f"correct_{compared.metric.rpartition('accuracy_')[2]}"
+    key = correct_key(compared.metric)
     by_boot = [_answers(compared, boot, key) for boot in compared.boots]
     first = by_boot[0]
     for boot, found in zip(compared.boots, by_boot, strict=True):
@@ -215,9 +215,19 @@ def _mean_by_arm(compared: Compared, rows: list[list[float]]) -> dict[str, list[
     return means
 
 
+def corpus_of(metric: str) -> str:
+    """The corpus that a KL metric is about, its last word."""
+    return metric.rpartition(".")[2]
+
+
+def correct_key(metric: str) -> str:
+    """The key of a question's sample that says whether the answer was right by the metric's extraction."""
+    return f"correct_{metric.rpartition('accuracy_')[2]}"
+
+
 def _documents(compared: Compared, boot: BootResult) -> dict[Any, tuple[float, int]]:
     """Document -> (sum of its KL in nats, its positions), of the metric's corpus."""
-    label = compared.metric.rpartition(".")[2]
+    label = corpus_of(compared.metric)
     found = {}
     for sample in compared.measurement(boot).samples:
         if sample.get("corpus") not in (label, label.removesuffix("_halves")):

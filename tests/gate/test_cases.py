@@ -90,3 +90,25 @@ def test_a_mistake_in_the_file_is_one_line_and_status_2(wrong, said, tmp_path, c
 def test_a_file_that_is_not_there_is_one_line_and_status_2(arguments, said, capsys):
     assert cli.main(arguments) == 2
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("metric", "state"),
+    [
+        ("kl.mean_nats.prose: {a: [0.01], b: [0.01], se_abs: 0.0005, max_increase: 0.002}", "PASS"),
+        ("kl.mean_nats.code_halves: {a: [0.01], b: [0.02], se_abs: 0.0005, max_increase: 0.002}", "FAIL"),
+        (
+            "gsm8k.accuracy_flexible: {n: 500, a_correct: 490, b_correct: 487, discordant: [8, 5], margin: 0.025}",
+            "PASS",
+        ),
+        (
+            "acceptance.acceptance_length: {a: [2.5], b: [2.0], better: higher, spread: 0.01, dof: 8, margin: 0.02}",
+            "FAIL",
+        ),
+    ],
+)
+def test_a_case_may_name_a_metric_as_a_bench_does(metric, state, tmp_path):
+    text = f"- {{name: x, claim: non_inferior, expect: {state}, metrics: {{{metric}}}}}"
+    (tmp_path / "cases.yaml").write_text(text)
+    (case,) = cases.read(tmp_path / "cases.yaml")
+    assert case_boots.decide(case).state == state
