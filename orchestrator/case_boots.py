@@ -20,6 +20,8 @@ DOCUMENTS, POSITIONS = 40, 100  # over which a stated standard error is laid out
 
 def decide(case: Case) -> Verdict:
     """What the gate says about a case."""
+    if case.metrics and all(metric.guardrail for metric in case.metrics.values()):
+        return Verdict("INVALID", ("metrics: all are guardrails, so none is the primary one",), (), "cases", 0, None)
     results: list[BootResult] = []
     for block, (name, metric) in enumerate(case.metrics.items()):
         results += _boots(case, block, name, metric)

@@ -112,3 +112,11 @@ def test_a_case_may_name_a_metric_as_a_bench_does(metric, state, tmp_path):
     (tmp_path / "cases.yaml").write_text(text)
     (case,) = cases.read(tmp_path / "cases.yaml")
     assert case_boots.decide(case).state == state
+
+
+def test_a_case_with_guardrails_alone_passes_nothing(tmp_path):
+    metric = "m: {a: [10], b: [10], margin: 0.05, spread: 0.001, dof: 8, guardrail: true}"
+    (tmp_path / "cases.yaml").write_text(f"- {{name: x, claim: superior, expect: INVALID, metrics: {{{metric}}}}}")
+    (case,) = cases.read(tmp_path / "cases.yaml")
+    verdict = case_boots.decide(case)
+    assert verdict.state == "INVALID" and "all are guardrails" in verdict.reasons[0]

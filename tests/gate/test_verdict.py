@@ -272,3 +272,9 @@ def test_boots_that_all_measured_one_number_show_no_effect_by_its_rounding(ab, c
     gate = Gate("test", {"c": criterion}, looks=(blocks,), allowed_differences=("env RADIANCE_PQ_I8",))
     verdict = judge(gate, results, {})
     assert verdict.state == "INCONCLUSIVE" and verdict.criteria[0].more_boots is None
+
+
+def test_guardrails_alone_are_no_verdict_on_what_is_claimed(ab):
+    primary = Criterion("acceptance.acceptance_length", "superior", "primary", min_effect=0.0, required=False)
+    verdict = judge(a_gate(primary, NON_INFERIOR), ab(decode()), {METRIC: a_floor()})
+    assert verdict.state == "INVALID" and "nothing was measured of the primary one" in verdict.reasons[0]
