@@ -7,7 +7,16 @@ from collections.abc import Mapping
 from statistics import NormalDist
 from typing import Any
 
-from orchestrator.comparison import POWER, Compared, CriterionResult, Look, State, benefit_state, metrics_of
+from orchestrator.comparison import (
+    POWER,
+    Compared,
+    CriterionResult,
+    Look,
+    State,
+    benefit_state,
+    metrics_of,
+    relative,
+)
 from orchestrator.gate import BootResult
 from orchestrator.stats import agreement, paired, proportions, resample
 
@@ -66,7 +75,7 @@ def acceptance(compared: Compared, look: Look) -> CriterionResult:
     logs = [math.log(value) for value in compared.values()]
     low, high = _with_boots(compared, look, drawn.value, drawn.interval(look.confidence), logs)
     state, distance, wanted = benefit_state(compared.criterion, drawn.value, (low, high))
-    effect, ends = math.expm1(drawn.value), (math.expm1(low), math.expm1(high))
+    effect, ends = relative(drawn.value), (relative(low), relative(high))
     said = (
         f"B is {100 * effect:+.2f}% against A ({100 * look.confidence:.1f}% interval {100 * ends[0]:+.2f}% to "
         f"{100 * ends[1]:+.2f}%; {len(names)} prompts, {_boots(compared)}); {wanted}"

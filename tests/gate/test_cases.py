@@ -69,6 +69,23 @@ def test_a_case_that_comes_out_otherwise_is_status_1_and_named(tmp_path, capsys)
             "3 and 3 do not go with 40 and 41",
         ),
         ("- {name: x, claim: any, expect: PASS, arms: same}", "arms"),
+        (
+            f"- {{name: x, claim: superior, expect: PASS, metrics: {{m: {{a: [1{'0' * 400}], b: [1]}}}}}}",
+            "a number of 401 digits is too large",
+        ),
+        (
+            "- {name: x, claim: superior, expect: PASS, metrics: {m: {a: [1], b: [1], spread: 1.0e+200, dof: 8}}}",
+            "spread: 1e+200 is out of range; write a number from 0 to below 10",
+        ),
+        (
+            "- {name: x, claim: non_inferior, expect: PASS, metrics: {m: {a: [1], b: [1], margin: 1}}}",
+            "margin: 1 is out of range; write a number from 0 to below 1",
+        ),
+        (
+            "- {name: x, claim: any, expect: PASS, metrics: {m: {n: 1000000000, a_correct: 5, b_correct: 5, "
+            "discordant: [0, 0], margin: 0.1}}}",
+            "n: 1000000000 is out of range",
+        ),
         ("- 5", "case 1"),
         ("name: x", "it is no list of cases"),
         ("", "it is no list of cases"),
@@ -120,3 +137,16 @@ def test_a_case_with_guardrails_alone_passes_nothing(tmp_path):
     (case,) = cases.read(tmp_path / "cases.yaml")
     verdict = case_boots.decide(case)
     assert verdict.state == "INVALID" and "all are guardrails" in verdict.reasons[0]
+
+
+@pytest.mark.parametrize(
+    "metric",
+    [
+        "m: {a: [10], b: [9], spread: 0.01, dof: 0.001}",
+        "m: {a: [1.0e-300, 1.0e+300], b: [1.0e-300, 1.0e+300]}",
+    ],
+)
+def test_numbers_that_say_next_to_nothing_leave_a_case_open(metric, tmp_path, capsys):
+    text = f"- {{name: x, claim: superior, expect: INCONCLUSIVE, metrics: {{{metric}}}}}"
+    (tmp_path / "cases.yaml").write_text(text)
+    assert cli.main(["cases", str(tmp_path / "cases.yaml")]) == 0
