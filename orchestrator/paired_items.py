@@ -131,8 +131,12 @@ def accuracy(compared: Compared, look: Look) -> CriterionResult:
         f"p = {proportions.mcnemar(a_only, b_only):.2g}; {_boots(compared)}); it may fall by less than {100 * margin:g}"
     )
     if state == "INCONCLUSIVE":
-        distance, spread = abs(found.difference + margin), (found.a_only + found.b_only) / found.n - found.difference**2
-        wanted = _size(distance, spread**0.5, look) * len(names) / found.n
+        distance = abs(found.difference + margin)
+        spread = (found.a_only + found.b_only) / found.n - found.difference**2
+        least = (
+            NormalDist().inv_cdf(1 - look.last_level) ** 2 / margin if margin else math.inf
+        )  # with none that differs
+        wanted = max(_size(distance, spread**0.5, look), least) * len(names) / found.n
         said += f"; about {math.ceil(wanted)} questions would settle it" if math.isfinite(wanted) else ""
     return compared.result(
         state,
@@ -163,6 +167,10 @@ def no_more(compared: Compared, look: Look) -> CriterionResult:
 
 def identical(compared: Compared, look: Look) -> CriterionResult:
     """The same outputs in both arms, on the prompts on which arm A's boots repeat each other."""
+    for boot in compared.boots:
+        if failed := sum(bool(sample.get("error")) for sample in _outputs_of(boot, compared.metric)):
+            said = f"prompts: {failed} have no output on boot {boot.run_id}; what is not there is equal to nothing"
+            return compared.result("INVALID", "share", said)
     texts = {arm: [_texts(boot, compared.metric) for boot in compared.arm(arm)] for arm in ("a", "b")}
     prompts = texts["a"][0].keys()
     if any(found.keys() != prompts for found in (*texts["a"], *texts["b"])) or not prompts:
@@ -267,12 +275,17 @@ def _answers(compared: Compared, boot: BootResult, key: str) -> dict[Any, tuple[
 
 
 def _texts(boot: BootResult, bench: str) -> Mapping[Any, str]:
-    found = next(m for m in boot.measurements.values() if m.bench == bench)
+    """Prompt (and pass) -> all that was said, the reasoning channel included."""
     return {
-        sample.get("id", sample.get("prompt_id")): sample.get("text", sample.get("completion", ""))
-        for sample in found.samples
-        if "text" in sample or "completion" in sample
+        sample.get("id", sample.get("prompt_id")): sample.get("text", sample.get("reasoning", ""))
+        + sample.get("completion", "")
+        for sample in _outputs_of(boot, bench)
     }
+
+
+def _outputs_of(boot: BootResult, bench: str) -> list[Mapping[str, Any]]:
+    found = next(m for m in boot.measurements.values() if m.bench == bench)
+    return [sample for sample in found.samples if "text" in sample or "completion" in sample]
 
 
 def _boots(compared: Compared) -> str:
