@@ -77,13 +77,7 @@ def checked(test: ABTest) -> dict[Arm, Inputs]:
     Raises InvalidMeasurement for arms that differ in nothing, or in what the gate does not declare; it is found again
     in the records, but this costs no boot.
     """
-    if (test.gate.kind == "aa") != (test.kind == "floor"):
-        raise UsageError(f"gate={test.gate.name} does not judge kind={test.kind}; choose another gate, or another kind")
-    if test.gate.boots_per_block not in (None, designs.BOOTS_PER_BLOCK):
-        raise UsageError(
-            f"gate.boots_per_block: {test.gate.boots_per_block}; an A/B boots in blocks of {designs.BOOTS_PER_BLOCK}"
-        )
-    require_benches(test.gate, test.suite)
+    require_sound(test)
     inputs = {arm: measured_boot.checked(test.arm(arm)) for arm in ARMS}
     if found := plan_faults(test.gate, inputs):
         hint = "; to measure the box's noise say kind=floor" if found[0].startswith("plan:") else ""
@@ -91,6 +85,17 @@ def checked(test: ABTest) -> dict[Arm, Inputs]:
             f"{test.a.name} and {test.b.name} cannot be compared: {found[0]}{hint}", "\n".join(found[1:])
         )
     return inputs
+
+
+def require_sound(test: ABTest) -> None:
+    """Raises UsageError for a gate that cannot judge this kind of A/B, or asks for what its suite does not measure."""
+    if (test.gate.kind == "aa") != (test.kind == "floor"):
+        raise UsageError(f"gate={test.gate.name} does not judge kind={test.kind}; choose another gate, or another kind")
+    if test.gate.boots_per_block not in (None, designs.BOOTS_PER_BLOCK):
+        raise UsageError(
+            f"gate.boots_per_block: {test.gate.boots_per_block}; an A/B boots in blocks of {designs.BOOTS_PER_BLOCK}"
+        )
+    require_benches(test.gate, test.suite)
 
 
 def gathered(test: ABTest) -> dict[Arm, Inputs]:

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from orchestrator.cases import Case, Metric
 from orchestrator.gate import BootResult, Claim, Criterion, Gate
+from orchestrator.paired_items import corpus_of, correct_key
 from orchestrator.records import Boot, Measurement
 from orchestrator.stats.floor import Floor
 from orchestrator.verdict import Verdict, judge
@@ -19,6 +20,8 @@ DOCUMENTS, POSITIONS = 40, 100  # over which a stated standard error is laid out
 
 def decide(case: Case) -> Verdict:
     """What the gate says about a case."""
+    if case.metrics and all(metric.guardrail for metric in case.metrics.values()):
+        return Verdict("INVALID", ("metrics: all are guardrails, so none is the primary one",), (), "cases", 0, None)
     results: list[BootResult] = []
     for block, (name, metric) in enumerate(case.metrics.items()):
         results += _boots(case, block, name, metric)
@@ -128,7 +131,7 @@ def _documents(case: Case, name: str, metric: Metric, arm: str, value: float) ->
     unit = (sum(score**2 for score in scores) / (DOCUMENTS - 1)) ** 0.5
     off = metric.se_abs * DOCUMENTS**0.5 / unit if arm == "b" else 0.0
     samples = [
-        {"document": n, "corpus": name, "positions": POSITIONS, "mean_nats": value + off * score}
+        {"document": n, "corpus": corpus_of(name), "positions": POSITIONS, "mean_nats": value + off * score}
         for n, score in enumerate(scores)
     ]
     return _measurement("kld", {name: float(value)}, samples, config)
@@ -140,5 +143,5 @@ def _questions(name: str, metric: Metric, arm: str) -> Measurement:
     both = (metric.a_correct or 0) - a_only
     kinds = [True] * both + [arm == "a"] * a_only + [arm == "b"] * b_only
     kinds += [False] * ((metric.n or 0) - len(kinds))
-    samples = [{"id": n, f"correct_{name}": right} for n, right in enumerate(kinds)]
+    samples = [{"id": n, correct_key(name): right} for n, right in enumerate(kinds)]
     return _measurement("gsm8k", {name: sum(kinds) / max(1, len(kinds))}, samples)

@@ -26,6 +26,11 @@ from orchestrator.comparison import State
 from orchestrator.errors import UsageError
 from orchestrator.records import from_jsonable
 
+MOST_QUESTIONS = 1_000_000  # each of them is laid out as a record
+LARGEST = 10**300
+# What a number must be below; none may be negative.
+BELOW = {"min_effect": 1, "margin": 1, "max_increase": math.inf, "spread": 10, "dof": 1e9, "se_abs": 1e9}
+
 
 @dataclass(frozen=True)
 class Metric:
@@ -105,10 +110,10 @@ def _check(metric: Metric, case: Case, where: str) -> None:
         raise UsageError(f"{where}: {' and '.join(given)}: one of them says what is claimed; keep that")
     if not given and (metric.guardrail or case.claim not in ("superior", "any")):
         raise UsageError(f"{where}: what is claimed has no number; add margin, max_increase or min_effect")
-    for key in (*numbers, "spread", "dof", "se_abs"):
+    for key, below in BELOW.items():
         value = getattr(metric, key)
-        if value is not None and not 0 <= value < (1 if key in ("min_effect", "margin") else math.inf):
-            raise UsageError(f"{where}.{key}: {value} is out of range; write a number of at least 0")
+        if value is not None and not 0 <= value < below:
+            raise UsageError(f"{where}.{key}: {value:g} is out of range; write a number from 0 to below {below:g}")
     if metric.n is not None:
         _check_questions(metric, where)
         return
@@ -119,6 +124,8 @@ def _check(metric: Metric, case: Case, where: str) -> None:
         for value in values:
             if isinstance(value, bool) or not isinstance(value, int | float):
                 raise UsageError(f"{where}.{key}: {value!r} is no number; write a list of them, as in [23.2]")
+            if isinstance(value, int) and abs(value) > LARGEST:
+                raise UsageError(f"{where}.{key}: a number of {len(str(abs(value)))} digits is too large; correct it")
     for key in ("a_correct", "b_correct", "discordant"):
         if getattr(metric, key) is not None:
             raise UsageError(f"{where}.{key}: it belongs to n, the number of questions; add n")
@@ -137,6 +144,8 @@ def _check_questions(metric: Metric, where: str) -> None:
     for key in ("a", "b", "spread", "dof", "se_abs"):
         if getattr(metric, key) is not None:
             raise UsageError(f"{where}.{key}: it does not go with n, the number of questions; remove one of them")
+    if metric.n > MOST_QUESTIONS:
+        raise UsageError(f"{where}.n: {metric.n} is out of range; write a number of at most {MOST_QUESTIONS:,}")
     if len(metric.discordant) != 2:
         raise UsageError(f"{where}.discordant: {list(metric.discordant)} are not two counts, [A only, B only]")
     a_only, b_only = metric.discordant

@@ -163,6 +163,14 @@ def _equivalent(interval: tuple[float, float], limit: float) -> State:
     return "FAIL" if low > limit or high < -limit else "INCONCLUSIVE"
 
 
+def relative(log: float) -> float:
+    """The relative change that a difference of logs is; infinite where no number holds it."""
+    try:
+        return math.expm1(log)
+    except OverflowError:
+        return math.inf
+
+
 def signed(share: float) -> str:
     return f"{100 * share:+.2f}%"
 

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+WHOLE = ("stop", "length", "tool_calls")  # finish reasons of an output that is whole, or as long as was asked
+
 
 @dataclass(frozen=True)
 class Completion:
@@ -129,12 +131,14 @@ class CompletionReader:
         return self._tokens > before
 
     def _event(self, payload: bytes, at_ns: int) -> None:
+        if self.done:
+            return
         if payload == b"[DONE]":
             self.done = True
             return
         try:
             event = json.loads(payload)
-        except ValueError:
+        except (ValueError, RecursionError):
             self._fail(f"an event that is not JSON: {payload[:80]!r}")
             return
         if not isinstance(event, dict):
@@ -145,15 +149,22 @@ class CompletionReader:
             self._fail(f"error event: {error.get('message', error) if isinstance(error, dict) else error}")
             return
         usage = event.get("usage")
-        self._usage = usage or self._usage
-        for choice in event.get("choices") or ():
-            self._choice(choice, usage, at_ns)
+        try:
+            if usage is not None and not _is_count(usage["completion_tokens"]):
+                raise ValueError
+            self._usage = usage or self._usage
+            for choice in event.get("choices") or ():
+                self._choice(choice, usage, at_ns)
+        except (AttributeError, KeyError, TypeError, ValueError):
+            self._fail(f"an event of another shape: {payload[:160]!r}")
 
     def _choice(self, choice: Mapping[str, Any], usage: Mapping[str, Any] | None, at_ns: int) -> None:
         delta = choice.get("delta") or {}
         text = choice.get("text") or delta.get("content") or ""
         reasoning = delta.get("reasoning_content") or delta.get("reasoning") or ""
         carries = bool(text or reasoning or delta.get("tool_calls"))
+        if not (isinstance(text, str) and isinstance(reasoning, str)):
+            raise TypeError
         self._text.append(text)
         self._reasoning.append(reasoning)
         self._finish_reason = choice.get("finish_reason") or self._finish_reason
@@ -182,6 +193,7 @@ class CompletionReader:
         `called_ns` is when the request was asked for, None where that is when it was written.
         """
         usage = self._usage or {}
+        details = usage.get("prompt_tokens_details")
         total = usage.get("completion_tokens", 0)
         if error:
             self._fail(error)
@@ -189,6 +201,8 @@ class CompletionReader:
             self._fail(f"the stream ended without [DONE] after {self._tokens} tokens")
         elif not self._finish_reason:
             self._fail(f"the stream ended without a finish_reason after {self._tokens} tokens")
+        elif self._finish_reason not in WHOLE:
+            self._fail(f"finish_reason {self._finish_reason} after {self._tokens} tokens")
         elif self._usage is None:
             self._fail(f"the stream ended without usage after {self._tokens} tokens")
         elif total != self._tokens:
@@ -202,7 +216,7 @@ class CompletionReader:
             update_ns=tuple(self._update_ns),
             update_tokens=tuple(self._update_tokens),
             prompt_tokens=usage.get("prompt_tokens", 0),
-            cached_tokens=(usage.get("prompt_tokens_details") or {}).get("cached_tokens"),
+            cached_tokens=details.get("cached_tokens") if isinstance(details, Mapping) else None,
             completion_tokens=self._tokens,
             finish_reason=self._finish_reason,
             text="".join(self._text),
@@ -211,3 +225,7 @@ class CompletionReader:
             queue_ns=0 if called_ns is None else sent_ns - called_ns,
             reasoning_tokens=self._reasoning_tokens,
         )
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0

@@ -7,7 +7,16 @@ from collections.abc import Mapping
 from statistics import NormalDist
 from typing import Any
 
-from orchestrator.comparison import POWER, Compared, CriterionResult, Look, State, benefit_state, metrics_of
+from orchestrator.comparison import (
+    POWER,
+    Compared,
+    CriterionResult,
+    Look,
+    State,
+    benefit_state,
+    metrics_of,
+    relative,
+)
 from orchestrator.gate import BootResult
 from orchestrator.stats import agreement, paired, proportions, resample
 
@@ -66,7 +75,7 @@ def acceptance(compared: Compared, look: Look) -> CriterionResult:
     logs = [math.log(value) for value in compared.values()]
     low, high = _with_boots(compared, look, drawn.value, drawn.interval(look.confidence), logs)
     state, distance, wanted = benefit_state(compared.criterion, drawn.value, (low, high))
-    effect, ends = math.expm1(drawn.value), (math.expm1(low), math.expm1(high))
+    effect, ends = relative(drawn.value), (relative(low), relative(high))
     said = (
         f"B is {100 * effect:+.2f}% against A ({100 * look.confidence:.1f}% interval {100 * ends[0]:+.2f}% to "
         f"{100 * ends[1]:+.2f}%; {len(names)} prompts, {_boots(compared)}); {wanted}"
@@ -81,7 +90,7 @@ def acceptance(compared: Compared, look: Look) -> CriterionResult:
 def accuracy(compared: Compared, look: Look) -> CriterionResult:
     """accuracy_not_worse: share of right answers of B minus that of A, the questions paired."""
     unit, criterion = "share", compared.criterion
-    key = f"correct_{compared.metric.rpartition('accuracy_')[2]}"
+    key = correct_key(compared.metric)
     by_boot = [_answers(compared, boot, key) for boot in compared.boots]
     first = by_boot[0]
     for boot, found in zip(compared.boots, by_boot, strict=True):
@@ -122,8 +131,12 @@ def accuracy(compared: Compared, look: Look) -> CriterionResult:
         f"p = {proportions.mcnemar(a_only, b_only):.2g}; {_boots(compared)}); it may fall by less than {100 * margin:g}"
     )
     if state == "INCONCLUSIVE":
-        distance, spread = abs(found.difference + margin), (found.a_only + found.b_only) / found.n - found.difference**2
-        wanted = _size(distance, spread**0.5, look) * len(names) / found.n
+        distance = abs(found.difference + margin)
+        spread = (found.a_only + found.b_only) / found.n - found.difference**2
+        least = (
+            NormalDist().inv_cdf(1 - look.last_level) ** 2 / margin if margin else math.inf
+        )  # with none that differs
+        wanted = max(_size(distance, spread**0.5, look), least) * len(names) / found.n
         said += f"; about {math.ceil(wanted)} questions would settle it" if math.isfinite(wanted) else ""
     return compared.result(
         state,
@@ -154,6 +167,10 @@ def no_more(compared: Compared, look: Look) -> CriterionResult:
 
 def identical(compared: Compared, look: Look) -> CriterionResult:
     """The same outputs in both arms, on the prompts on which arm A's boots repeat each other."""
+    for boot in compared.boots:
+        if failed := sum(bool(sample.get("error")) for sample in _outputs_of(boot, compared.metric)):
+            said = f"prompts: {failed} have no output on boot {boot.run_id}; what is not there is equal to nothing"
+            return compared.result("INVALID", "share", said)
     texts = {arm: [_texts(boot, compared.metric) for boot in compared.arm(arm)] for arm in ("a", "b")}
     prompts = texts["a"][0].keys()
     if any(found.keys() != prompts for found in (*texts["a"], *texts["b"])) or not prompts:
@@ -215,9 +232,19 @@ def _mean_by_arm(compared: Compared, rows: list[list[float]]) -> dict[str, list[
     return means
 
 
+def corpus_of(metric: str) -> str:
+    """The corpus that a KL metric is about, its last word."""
+    return metric.rpartition(".")[2]
+
+
+def correct_key(metric: str) -> str:
+    """The key of a question's sample that says whether the answer was right by the metric's extraction."""
+    return f"correct_{metric.rpartition('accuracy_')[2]}"
+
+
 def _documents(compared: Compared, boot: BootResult) -> dict[Any, tuple[float, int]]:
     """Document -> (sum of its KL in nats, its positions), of the metric's corpus."""
-    label = compared.metric.rpartition(".")[2]
+    label = corpus_of(compared.metric)
     found = {}
     for sample in compared.measurement(boot).samples:
         if sample.get("corpus") not in (label, label.removesuffix("_halves")):
@@ -248,12 +275,17 @@ def _answers(compared: Compared, boot: BootResult, key: str) -> dict[Any, tuple[
 
 
 def _texts(boot: BootResult, bench: str) -> Mapping[Any, str]:
-    found = next(m for m in boot.measurements.values() if m.bench == bench)
+    """Prompt (and pass) -> all that was said, the reasoning channel included."""
     return {
-        sample.get("id", sample.get("prompt_id")): sample.get("text", sample.get("completion", ""))
-        for sample in found.samples
-        if "text" in sample or "completion" in sample
+        sample.get("id", sample.get("prompt_id")): sample.get("text", sample.get("reasoning", ""))
+        + sample.get("completion", "")
+        for sample in _outputs_of(boot, bench)
     }
+
+
+def _outputs_of(boot: BootResult, bench: str) -> list[Mapping[str, Any]]:
+    found = next(m for m in boot.measurements.values() if m.bench == bench)
+    return [sample for sample in found.samples if "text" in sample or "completion" in sample]
 
 
 def _boots(compared: Compared) -> str:

@@ -61,7 +61,8 @@ def judge(
         hours_per_boot=hours_per_boot,
     )
     found, notes = criteria.evaluate(look, judged)
-    state = _together([result.state for result in found])
+    unasked = any(c.role == "primary" for c in gate.criteria.values()) and not _has_primary(found)
+    state = "INVALID" if unasked else _together([result.state for result in found])
     between = []
     if not declared and state != "INVALID":
         state = "INCONCLUSIVE"
@@ -70,6 +71,8 @@ def judge(
     reasons = between + [result.sentence for result in found if result.state == state]
     if not found:
         reasons = ["criteria: there is none, so nothing was asked"]
+    elif unasked:
+        reasons.insert(0, "criteria: nothing was measured of the primary one, so what is claimed was not asked")
     return Verdict(
         state=state,
         reasons=tuple(reasons + notes),
@@ -79,6 +82,10 @@ def judge(
         alpha_at_look=look.level if declared else None,
         next_look=later if state == "INCONCLUSIVE" else None,
     )
+
+
+def _has_primary(found: Sequence[CriterionResult]) -> bool:
+    return any(result.role == "primary" for result in found)
 
 
 def _together(states: Sequence[State]) -> State:

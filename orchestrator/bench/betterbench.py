@@ -12,7 +12,7 @@ not hold is skipped and counted. Without, every prompt is as short as it stands.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy
@@ -164,16 +164,13 @@ async def _request(client: Client, params: Params, context: BenchContext, job: J
         {"role": "system", "content": f"{nonce:08x} is the number of this request. You are a helpful assistant."},
         {"role": "user", "content": material + prompt.prompt},
     ]
-    completion = await client.chat(
+    return await client.chat(
         messages,
         min(prompt.max_tokens, params.max_tokens),
         temperature=params.temperature,
         seed=nonce,
         min_tokens=min(prompt.max_tokens, params.min_tokens),
     )
-    if not completion.error and completion.finish_reason not in ("stop", "length"):
-        return replace(completion, error=f"finish_reason {completion.finish_reason}")
-    return completion
 
 
 def _is_short(completion: Completion, params: Params) -> bool:

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 SPREAD_LEVEL = 0.10  # below it optimistic floors do harm; above it the intervals grow wider than they say
+ROUNDING = 1e-12  # of logs, nats and shares; the least that anyone claims is 1e-4
 SLOPE_FROM_BOOTS = 4  # a block of fewer cannot tell a slope from its arms
 
 Outcome = Literal["PASS", "FAIL", "INCONCLUSIVE"]
@@ -151,8 +152,11 @@ def quantile(probability: float, dof: float) -> float:
 
 
 def decide(interval: tuple[float, float], threshold: float) -> Outcome:
-    """Of a benefit (more is better) by its interval: all above the threshold, all below it, or neither."""
+    """Of a benefit (more is better) by its interval: all above the threshold, all below it, or neither.
+
+    What floating point rounds is on no side: boots that measured equal numbers have an interval without width.
+    """
     low, high = interval
-    if low > threshold:
+    if low > threshold + ROUNDING:
         return "PASS"
-    return "FAIL" if high < threshold else "INCONCLUSIVE"
+    return "FAIL" if high < threshold - ROUNDING else "INCONCLUSIVE"

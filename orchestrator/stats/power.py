@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from orchestrator.stats.paired import ROUNDING
+
 MOST_BLOCKS = 100
 
 
@@ -22,7 +24,7 @@ def blocks_needed(
 ) -> int | None:
     """The fewest blocks with that power; None above MOST_BLOCKS. Power grows with the blocks."""
     if sd_log <= 0:
-        return at_least
+        return at_least if abs(distance_log) > ROUNDING else None
     low, high = at_least, MOST_BLOCKS
     if power(distance_log, sd_log, high, floor_dof, level) < wanted:
         return None

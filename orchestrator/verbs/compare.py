@@ -10,7 +10,7 @@ from orchestrator.errors import OrchestratorError, UsageError
 from orchestrator.verbs.options import Options
 
 if TYPE_CHECKING:
-    from orchestrator.schema import Paths
+    from orchestrator.schema import ABTest, Paths
 
 
 class NoVerdict(OrchestratorError):
@@ -37,7 +37,7 @@ def _ab(options: Options) -> int:
 
     test = config.load_ab(options.overrides)
     if options.power:
-        return _power(options)
+        return _power(test)
     return (sweep if test.sweep else ab_run).start(test, options.overrides, quiet=options.quiet)
 
 
@@ -52,10 +52,13 @@ def _resume(options: Options) -> int:
     return kind.resume(entry, paths, options.overrides, quiet=options.quiet)
 
 
-def _power(options: Options) -> int:
-    from orchestrator import ab_run, config, console, power_text
+def _power(test: ABTest) -> int:
+    from orchestrator import ab_run, console, power_text, sweep
 
-    test = config.load_ab(options.overrides)
+    if test.sweep:
+        print(f"a sweep: for each of its {len(test.sweep.values) - 1} A/Bs, which share alpha")
+        test = sweep.pair(test, *test.sweep.values[:2])
+    ab_run.require_sound(test)
     design = ab_run.plan(test, ab_run.gathered(test))
     if table := power_text.table(design):
         console.stdout().print(table)

@@ -8,9 +8,12 @@ import pytest
 from scipy import stats
 
 from orchestrator import ab_run, design, floors, power_text
+from orchestrator.errors import UsageError
 from orchestrator.gate import Criterion
+from orchestrator.schema import Sweep
 from orchestrator.stats.floor import Floor
-from tests.ab.simulated import GATE, GUARD, METRIC
+from orchestrator.verbs import compare
+from tests.ab.simulated import FLOOR_GATE, GATE, GUARD, METRIC
 
 
 def with_floor(world, sd: float) -> design.Design:
@@ -59,3 +62,15 @@ def test_without_a_floor_it_says_what_to_measure(new_world):
 )
 def test_claims_about_questions_and_documents_are_not_decided_by_boots(criterion, distance):
     assert power_text.claimed(criterion) == distance
+
+
+def test_a_sweep_is_told_the_boots_of_a_pair_at_the_share_of_alpha_that_the_pair_has(new_world, monkeypatch, capsys):
+    asked = []
+    monkeypatch.setattr(power_text, "table", lambda made: asked.append(made.test.gate.alpha))
+    compare._power(new_world().test(sweep=Sweep("knobs.RADIANCE_PQ_DECODE_MAX_M", ("16", "32", "64"))))
+    assert asked == [GATE.alpha / 2] and "each of its 2 A/Bs" in capsys.readouterr().out
+
+
+def test_no_power_is_told_of_an_ab_that_could_not_be_started(new_world):
+    with pytest.raises(UsageError, match="does not judge kind=ab"):
+        compare._power(new_world().test(FLOOR_GATE))

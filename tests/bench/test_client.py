@@ -299,3 +299,42 @@ def test_tokenize_and_detokenize_are_the_servers():
             return tokens, await client.detokenize(tokens)
 
     assert bench.run(run()) == (list(b"river"), "river")
+
+
+WHOLE_EVENT = b'{"choices":[{"text":"a","finish_reason":"stop"}],"usage":{"prompt_tokens":3,"completion_tokens":1}}'
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b'{"choices":[{"text":"a","finish_reason":"stop"}],"usage":{}}',
+        b'{"choices":[{"text":"a","finish_reason":"stop"}],"usage":{"completion_tokens":"1"}}',
+        b'{"choices":[{"text":"a","finish_reason":"stop"}],"usage":{"completion_tokens":1.5}}',
+        b'{"choices":[{"text":"a","finish_reason":"stop"}],"usage":[1]}',
+        b'{"choices":["a"]}',
+        b'{"choices":"a"}',
+        b'{"choices":[{"delta":"a"}]}',
+        b'{"choices":[{"delta":{"content":[{"text":"a"}]}}]}',
+        b"[" * 100_000,
+    ],
+)
+def test_an_event_of_another_shape_is_an_error_of_the_server_and_none_of_the_client(payload):
+    reader = CompletionReader()
+    reader.feed(b"data: " + payload + b"\n\ndata: " + WHOLE_EVENT + b"\n\ndata: [DONE]\n\n", 1_000_000)
+    assert reader.finish(0, 2_000_000).error.startswith("an event")
+
+
+@pytest.mark.parametrize("reason", ["abort", "error"])
+def test_an_output_that_the_server_gave_up_is_an_error(reason):
+    reader = CompletionReader()
+    event = WHOLE_EVENT.replace(b"stop", reason.encode())
+    reader.feed(b"data: " + event + b"\n\ndata: [DONE]\n\n", 1_000_000)
+    assert reader.finish(0, 2_000_000).error == f"finish_reason {reason} after 1 tokens"
+
+
+def test_nothing_after_the_end_of_the_stream_belongs_to_it():
+    reader = CompletionReader()
+    later = WHOLE_EVENT.replace(b'completion_tokens":1', b'completion_tokens":2')
+    reader.feed(b"data: " + WHOLE_EVENT + b"\n\ndata: [DONE]\n\ndata: " + later + b"\n\n", 1_000_000)
+    done = reader.finish(0, 2_000_000)
+    assert not done.error and done.completion_tokens == 1

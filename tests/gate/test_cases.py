@@ -69,6 +69,23 @@ def test_a_case_that_comes_out_otherwise_is_status_1_and_named(tmp_path, capsys)
             "3 and 3 do not go with 40 and 41",
         ),
         ("- {name: x, claim: any, expect: PASS, arms: same}", "arms"),
+        (
+            f"- {{name: x, claim: superior, expect: PASS, metrics: {{m: {{a: [1{'0' * 400}], b: [1]}}}}}}",
+            "a number of 401 digits is too large",
+        ),
+        (
+            "- {name: x, claim: superior, expect: PASS, metrics: {m: {a: [1], b: [1], spread: 1.0e+200, dof: 8}}}",
+            "spread: 1e+200 is out of range; write a number from 0 to below 10",
+        ),
+        (
+            "- {name: x, claim: non_inferior, expect: PASS, metrics: {m: {a: [1], b: [1], margin: 1}}}",
+            "margin: 1 is out of range; write a number from 0 to below 1",
+        ),
+        (
+            "- {name: x, claim: any, expect: PASS, metrics: {m: {n: 1000000000, a_correct: 5, b_correct: 5, "
+            "discordant: [0, 0], margin: 0.1}}}",
+            "n: 1000000000 is out of range",
+        ),
         ("- 5", "case 1"),
         ("name: x", "it is no list of cases"),
         ("", "it is no list of cases"),
@@ -90,3 +107,46 @@ def test_a_mistake_in_the_file_is_one_line_and_status_2(wrong, said, tmp_path, c
 def test_a_file_that_is_not_there_is_one_line_and_status_2(arguments, said, capsys):
     assert cli.main(arguments) == 2
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("metric", "state"),
+    [
+        ("kl.mean_nats.prose: {a: [0.01], b: [0.01], se_abs: 0.0005, max_increase: 0.002}", "PASS"),
+        ("kl.mean_nats.code_halves: {a: [0.01], b: [0.02], se_abs: 0.0005, max_increase: 0.002}", "FAIL"),
+        (
+            "gsm8k.accuracy_flexible: {n: 500, a_correct: 490, b_correct: 487, discordant: [8, 5], margin: 0.025}",
+            "PASS",
+        ),
+        (
+            "acceptance.acceptance_length: {a: [2.5], b: [2.0], better: higher, spread: 0.01, dof: 8, margin: 0.02}",
+            "FAIL",
+        ),
+    ],
+)
+def test_a_case_may_name_a_metric_as_a_bench_does(metric, state, tmp_path):
+    text = f"- {{name: x, claim: non_inferior, expect: {state}, metrics: {{{metric}}}}}"
+    (tmp_path / "cases.yaml").write_text(text)
+    (case,) = cases.read(tmp_path / "cases.yaml")
+    assert case_boots.decide(case).state == state
+
+
+def test_a_case_with_guardrails_alone_passes_nothing(tmp_path):
+    metric = "m: {a: [10], b: [10], margin: 0.05, spread: 0.001, dof: 8, guardrail: true}"
+    (tmp_path / "cases.yaml").write_text(f"- {{name: x, claim: superior, expect: INVALID, metrics: {{{metric}}}}}")
+    (case,) = cases.read(tmp_path / "cases.yaml")
+    verdict = case_boots.decide(case)
+    assert verdict.state == "INVALID" and "all are guardrails" in verdict.reasons[0]
+
+
+@pytest.mark.parametrize(
+    "metric",
+    [
+        "m: {a: [10], b: [9], spread: 0.01, dof: 0.001}",
+        "m: {a: [1.0e-300, 1.0e+300], b: [1.0e-300, 1.0e+300]}",
+    ],
+)
+def test_numbers_that_say_next_to_nothing_leave_a_case_open(metric, tmp_path, capsys):
+    text = f"- {{name: x, claim: superior, expect: INCONCLUSIVE, metrics: {{{metric}}}}}"
+    (tmp_path / "cases.yaml").write_text(text)
+    assert cli.main(["cases", str(tmp_path / "cases.yaml")]) == 0

@@ -7,10 +7,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from orchestrator import arms, gate
+from orchestrator import arms, bench, gate
+from orchestrator.bench import gsm8k
 from orchestrator.errors import UsageError
 from orchestrator.gate import BootResult
 from orchestrator.records import Boot, to_jsonable
+from orchestrator.stats import looks, proportions
 
 FILES = sorted((Path(__file__).parents[2] / "conf" / "gate").glob("*.yaml"))
 NAMES = {"drafter", "floor", "format", "identical", "kernel", "speculation"}
@@ -97,3 +99,23 @@ def test_a_gate_allows_what_its_changes_change_in_the_plan(plan_of, name, a, b):
     assert arms.differences(*map(arms.flat, plans))
     wrong = arms.faults(gate.load("format"), results) if name in ("speculation", "drafter") else ["does not declare"]
     assert "does not declare" in wrong[0]
+
+
+SUITES = sorted((FILES[0].parents[1] / "suite").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("suite", SUITES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_no_gate_asks_of_a_suite_what_its_questions_could_never_show(path, suite):
+    """Equal answers to all of the suite's questions pass at the last look."""
+    benches = yaml.safe_load(suite.read_text())["benches"]
+    if "gsm8k" not in benches:
+        return
+    params = bench.params_of("gsm8k", benches["gsm8k"])
+    metric = f"{gsm8k.prefix(params)}.accuracy_flexible"
+    found = gate.load(path.stem)
+    level = looks.level(found.alpha, found.looks, found.max_blocks, found.spending)
+    for criterion in found.criteria.values():
+        if criterion.claim == "accuracy_not_worse" and arms._matches(metric, criterion.metric):
+            low, _ = proportions.score_interval(proportions.Discordance(params.n, 0, 0), 1 - 2 * level)
+            assert low > -criterion.margin

@@ -209,3 +209,36 @@ def test_more_errors_in_arm_b_are_a_tripwire(ab, a, b, state):
         return [a_measurement("prefill", {"prefill.errors": float((a if arm == "a" else b) * (number == 0))})]
 
     assert decide(ab(measure), ERRORS).state == state
+
+
+def test_prompts_that_failed_in_both_arms_are_no_equal_outputs(ab):
+    def measure(arm: str, number: int):
+        samples = [{"id": n, "completion": "", "error": "HTTP 500" if n < 5 else ""} for n in range(10)]
+        return [a_measurement("gsm8k", {"gsm8k.errors": 5.0}, samples)]
+
+    verdict = decide(ab(measure), OUTPUTS)
+    assert verdict.state == "INVALID" and "5 have no output" in verdict.reasons[0]
+
+
+def test_another_reasoning_is_another_output(ab):
+    def measure(arm: str, number: int):
+        samples = [{"id": n, "reasoning": f"thought of {arm}", "completion": "4"} for n in range(10)]
+        return [a_measurement("gsm8k", {}, samples)]
+
+    assert decide(ab(measure), OUTPUTS).state == "FAIL"
+
+
+def test_the_questions_that_settle_it_are_told_where_no_answer_differed(ab):
+    def measure(arm: str, number: int):
+        samples = [{"id": n, "correct_flexible": n > 1} for n in range(100)]
+        return [a_measurement("gsm8k", {GSM8K.metric: 0.98}, samples)]
+
+    (found,) = decide(ab(measure), GSM8K).criteria
+    wanted = int(found.sentence.rpartition("about ")[2].split()[0])
+    assert found.state == "INCONCLUSIVE" and wanted > 50
+
+    def more(arm: str, number: int):
+        samples = [{"id": n, "correct_flexible": n > 1} for n in range(wanted)]
+        return [a_measurement("gsm8k", {GSM8K.metric: 0.98}, samples)]
+
+    assert decide(ab(more), GSM8K).state == "PASS"

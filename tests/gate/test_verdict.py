@@ -256,3 +256,25 @@ def test_the_shipped_gates_allow_what_their_variants_differ_in(ab, gate, a, b):
 
 def test_a_floor_is_no_older_than_the_boots_it_serves():
     assert a_floor().age_days(WHEN) == 2.0
+
+
+@pytest.mark.parametrize("value", [7.0, 24.19, 547_000.0])
+@pytest.mark.parametrize("blocks", [2, 4, 6])
+@pytest.mark.parametrize(
+    "criterion",
+    [
+        Criterion(METRIC, "superior", "primary", min_effect=0.0),
+        Criterion(METRIC, "non_inferior", "primary", margin=0.0),
+    ],
+)
+def test_boots_that_all_measured_one_number_show_no_effect_by_its_rounding(ab, criterion, blocks, value):
+    results = ab(lambda _arm, _number: [a_measurement("decode_ctx", {METRIC: value})], blocks)
+    gate = Gate("test", {"c": criterion}, looks=(blocks,), allowed_differences=("env RADIANCE_PQ_I8",))
+    verdict = judge(gate, results, {})
+    assert verdict.state == "INCONCLUSIVE" and verdict.criteria[0].more_boots is None
+
+
+def test_guardrails_alone_are_no_verdict_on_what_is_claimed(ab):
+    primary = Criterion("acceptance.acceptance_length", "superior", "primary", min_effect=0.0, required=False)
+    verdict = judge(a_gate(primary, NON_INFERIOR), ab(decode()), {METRIC: a_floor()})
+    assert verdict.state == "INVALID" and "nothing was measured of the primary one" in verdict.reasons[0]
