@@ -54,7 +54,10 @@ def of(pid: int) -> Owner:
 
 def from_mapping(data: Mapping[str, Any]) -> Owner:
     """The owner in a record. Raises KeyError or ValueError where it is damaged."""
-    return Owner(int(data["pid"]), float(data["start_time_s"]), str(data["host"]), str(data.get("boot_id", "")))
+    pid = int(data["pid"])
+    if pid <= 0:
+        raise ValueError(f"{pid} is no process")
+    return Owner(pid, float(data["start_time_s"]), str(data["host"]), str(data.get("boot_id", "")))
 
 
 def _stat(pid: int) -> tuple[str, float]:
