@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from orchestrator.errors import UsageError
 from orchestrator.records import Boot, Measurement, from_jsonable
+from orchestrator.stats import looks
 
 Claim = Literal[
     "superior", "non_inferior", "equivalent", "fidelity_not_worse", "accuracy_not_worse", "no_more", "identical"
@@ -27,6 +28,7 @@ THRESHOLDS: Mapping[Claim, str] = {
 }
 
 
+LEAST_LEVEL = 1e-9  # one-sided, of a look
 FIRST_LOOK = 2  # blocks; docs/methodology.md has the error rates that looks after one block would have
 
 
@@ -132,6 +134,12 @@ def _check(gate: Gate, where: str) -> None:
             f"{where}: looks: the first is at {gate.looks[0]} block; two boots an arm cannot show two modes of boots, "
             f"begin at {FIRST_LOOK}"
         )
+    for look in gate.looks:
+        if (level := looks.level(gate.alpha, gate.looks, look, gate.spending)) < LEAST_LEVEL:
+            raise UsageError(
+                f"{where}: looks: alpha {gate.alpha:g} leaves {level:.1g} to the look at {look} of {gate.max_blocks} "
+                "blocks, at which nothing can be decided; leave that look out, or raise alpha"
+            )
     if gate.boots_per_block is not None and (gate.boots_per_block < 2 or gate.boots_per_block % 2):
         raise UsageError(f"{where}: boots_per_block: {gate.boots_per_block} is no even number of at least 2")
     if not gate.floor_max_age_days > 0:

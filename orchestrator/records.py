@@ -129,10 +129,22 @@ def _tuple_hook(kind: Any) -> Any:
     return checked
 
 
+def _choice_hook(kind: Any) -> Any:
+    choices = get_args(kind)
+
+    def checked(value: Any, _wanted: Any) -> Any:
+        if not isinstance(value, str) or value not in choices:
+            raise _WrongType(f"{value!r} is none of {', '.join(map(str, choices))}; write one of them")
+        return value
+
+    return checked
+
+
 _converter = cattrs.Converter(forbid_extra_keys=True)
 for _kind, _hook in ((int, _integer), (float, _number), (bool, _truth), (str, _text)):  # cattrs itself coerces
     _converter.register_structure_hook(_kind, _hook)
 _converter.register_structure_hook_factory(_is_tuple, _tuple_hook)
+_converter.register_structure_hook_factory(lambda kind: get_origin(kind) is Literal, _choice_hook)
 
 
 def _from_base64(value: Any, _kind: type) -> bytes:

@@ -23,6 +23,7 @@ import numpy
 from orchestrator.bench.context import BenchContext, Clock, Rates, conclude, failures
 from orchestrator.bench.divergence import RESAMPLES
 from orchestrator.bench.gsm8k import template_options
+from orchestrator.bench.load import MAX_LAG_P99_MS, lagged, watched_lag
 from orchestrator.client import Client, Completion
 from orchestrator.corpora import Prompt
 from orchestrator.errors import InvalidMeasurement, UsageError
@@ -54,6 +55,7 @@ class Params:
     temperature: float = 0.7
     thinking: Literal["default", "on", "off"] = "default"
     max_error_share: float = 0.02
+    max_client_lag_p99_ms: float = MAX_LAG_P99_MS  # above it this process was too slow to be the clock
 
     def __post_init__(self) -> None:
         if self.prompts < 1 or self.samples_per_prompt < 1 or self.max_tokens < 8 or self.temperature < 0:
@@ -90,19 +92,20 @@ async def measure(target: Target, params: Params, context: BenchContext) -> Meas
     reason = ""
     async with Client(target) as client:
         before = await _at_rest(client)
-        for at, (prompt, number) in enumerate(jobs):
-            context.advance(at, len(jobs), f"acceptance, {prompt.id}")
-            done.append(await _request(client, params, context, prompt, number))
-            after = await _at_rest(client)
-            counted.append(speculation(before, after))
-            counts = to_jsonable(counted[-1] or Speculation(0.0, 0.0, 0.0, ()))
-            samples.append(done[-1].sample(prompt_id=f"{prompt.id}/{number}", prompt=prompt.id, **counts))
-            if reason := _not_alone(before, after, done[-1]):
-                break
-            before = after
+        with watched_lag() as lag_ms:
+            for at, (prompt, number) in enumerate(jobs):
+                context.advance(at, len(jobs), f"acceptance, {prompt.id}")
+                done.append(await _request(client, params, context, prompt, number))
+                after = await _at_rest(client)
+                counted.append(speculation(before, after))
+                counts = to_jsonable(counted[-1] or Speculation(0.0, 0.0, 0.0, ()))
+                samples.append(done[-1].sample(prompt_id=f"{prompt.id}/{number}", prompt=prompt.id, **counts))
+                if reason := _not_alone(before, after, done[-1]):
+                    break
+                before = after
         context.advance(len(jobs), len(jobs), "acceptance")
     good = [(one, found) for one, found in zip(done, counted, strict=True) if not one.error]
-    reason = reason or failures(done, params.max_error_share)
+    reason = reason or failures(done, params.max_error_share) or lagged(lag_ms, params.max_client_lag_p99_ms)
     tokens = sum(one.completion_tokens for one, _ in good)
     if not reason and not any(found for _, found in good):
         reason = "the server verified no draft; does the variant speculate?"

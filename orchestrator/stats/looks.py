@@ -25,8 +25,7 @@ def spent(alpha: float, fraction: float, spending: Spending) -> float:
         return alpha
     if spending == "pocock":
         return alpha * math.log(1 + (math.e - 1) * fraction)
-    normal = NormalDist()
-    return 2 * (1 - normal.cdf(normal.inv_cdf(1 - alpha / 2) / math.sqrt(fraction)))
+    return math.erfc(-NormalDist().inv_cdf(alpha / 2) / math.sqrt(2 * fraction))  # 2 (1 - Phi(z / sqrt f))
 
 
 def level(alpha: float, looks: Sequence[int], look: int, spending: Spending) -> float:

@@ -119,3 +119,10 @@ def test_an_arm_has_overrides_of_its_own():
     test = config.load_ab(["+variant@a=int5", "+variant@b=int5", "gate=kernel", "box=cpu", "+b.knobs.RADIANCE_PQ_I8=1"])
     assert (dict(test.a.knobs), dict(test.b.knobs)) == ({}, {"RADIANCE_PQ_I8": 1})
     assert test.arm("a").variant is test.a and test.arm("b").variant is test.b and ARMS == ("a", "b")
+
+
+def test_the_drafters_are_asked_prompts_that_neither_has_seen(made_up):
+    test = config.load_ab(["+experiment=drafter", "box=r9700x2", *PLACES["r9700x2"]])
+    assert test.suite.benches["acceptance"]["claim"] == "drafter"
+    test = config.load_ab(["+experiment=drafter", "suite=full", "box=r9700x2", *PLACES["r9700x2"]])
+    assert test.suite.name == "full", "the command line has the last word"

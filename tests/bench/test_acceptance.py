@@ -139,3 +139,9 @@ def test_prompts_of_the_users_own_file(context, tmp_path):
     assert [sent.body["messages"][0]["content"] for sent in server.sent] == ["one", "two"] * 2
     with pytest.raises(UsageError, match="prompts is 3, there are 2"):
         require_suite({"acceptance": {**params, "prompts": 3}}, context)
+
+
+def test_a_client_that_fell_behind_times_no_step(context):
+    found = measured("acceptance", TruthServer(Script(**DRAFTER)), {**SMOKE, "max_client_lag_p99_ms": 1e-6}, context)
+    assert found.status == "invalid" and "the client fell behind: its timer was" in found.reason
+    assert set(found.metrics) == {"acceptance.errors"}

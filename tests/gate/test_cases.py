@@ -41,7 +41,8 @@ def test_a_case_that_comes_out_otherwise_is_status_1_and_named(tmp_path, capsys)
         ("- {name: x, claim: best, expect: PASS}", "claim"),
         ("- {name: x, claim: any}", "expect: give either expect or expect_not"),
         ("- {name: x, claim: any, expect: PASS, expect_not: FAIL}", "expect: give either"),
-        ("- {name: x, claim: any, expect: GOOD}", "expect"),
+        ("- {name: x, claim: any, expect: GOOD}", "'GOOD' is none of PASS, FAIL, INCONCLUSIVE, INVALID"),
+        ("- {name: x, claim: any, expect_not: [PASS, FAIL]}", "['PASS', 'FAIL'] is none of PASS, FAIL"),
         ("- {claim: any, expect: PASS}", "name"),
         ("- {name: x, claim: superior, expect: PASS, metrics: {m: {a: [1]}}}", "metrics.m.b: it is missing"),
         (

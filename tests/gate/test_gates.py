@@ -41,6 +41,8 @@ def test_a_shipped_gate_has_one_primary_and_a_reason_for_every_number(path):
         ({"looks": [4, 2]}, "looks: [4, 2] are not numbers of blocks"),
         ({"looks": [1, 2]}, "looks: the first is at 1 block"),
         ({"looks": ["2"]}, "'2' is no whole number"),
+        ({"looks": [2, 100]}, "looks: alpha 0.05 leaves 1e-43 to the look at 2 of 100 blocks"),
+        ({"alpha": 1e-20}, "looks: alpha 1e-20 leaves"),
         ({"boots_per_block": 3}, "boots_per_block: 3 is no even number"),
         ({"floor_max_age_days": 0}, "floor_max_age_days: 0.0 is out of range"),
         ({"spending": "all"}, "spending"),
