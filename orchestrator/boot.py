@@ -6,7 +6,7 @@ import json
 import os
 import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -16,9 +16,10 @@ from orchestrator import compile_cache, engines, evidence, interrupts, journal, 
 from orchestrator.engines import Server, daemon
 from orchestrator.errors import BootError, OrchestratorError, UsageError
 from orchestrator.plan import ServePlan, secrets_of, with_nonce
-from orchestrator.records import Boot, EnvReading, Target
+from orchestrator.records import Boot, EnvReading, Target, write_bytes
 from orchestrator.schema import Engine
 
+MASK = "***"
 POLL_S = 0.25
 SERVERS = frozenset({"api_server", "engine_core", "worker"})  # roles that live as long as the boot
 FAILED_ENGINE_S = 20  # for a server whose engine failed to end by itself, which it does not always
@@ -76,7 +77,7 @@ def serving(plan: ServePlan, engine: Engine, purpose: str, state: Path) -> Itera
             boot = Boot(nonce, purpose, plan.fingerprint, cache_state, _now(), log_path=str(log_path))
             started = time.monotonic()
             server = engines.start(plan, engine, argv, env, nonce, directory, labels)
-            max_len = _wait_ready(plan, server, name, log_path, engine.ready_timeout_s, kernel)
+            max_len = _wait_ready(plan, server, name, log_path, engine.ready_timeout_s, kernel, secrets)
             boot = _inspect(plan, replace(boot, boot_s=time.monotonic() - started), server, directory)
             running = Running(Target(f"http://{plan.host}:{plan.port}", name, max_len), boot)
             yield running
@@ -89,6 +90,7 @@ def serving(plan: ServePlan, engine: Engine, purpose: str, state: Path) -> Itera
             interrupted.held = True  # a second Ctrl-C must not leave the server running
             if server is not None:
                 server.stop(engine.stop_grace_s)
+                _mask_log(directory / engines.LOG_NAME, secrets)
                 journal.close_boot(directory)
             else:
                 with suppress(OrchestratorError):  # what cannot be ended now stays in the journal
@@ -125,7 +127,13 @@ def _gpu_faults(kernel: kernel_log.Watch) -> list[str]:
 
 
 def _wait_ready(
-    plan: ServePlan, server: Server, name: str, log_path: Path, timeout_s: float, kernel: kernel_log.Watch
+    plan: ServePlan,
+    server: Server,
+    name: str,
+    log_path: Path,
+    timeout_s: float,
+    kernel: kernel_log.Watch,
+    secrets: Mapping[str, str],
 ) -> int:
     """Until our process is alive, /health is 200, /v1/models carries the nonce and the KV line is there.
 
@@ -141,7 +149,7 @@ def _wait_ready(
             stuck = evidence.engine_failed(_read(log_path))
             reason = "did not end, though its engine failed" if stuck else f"was not ready after {timeout_s:.0f} s"
         if reason is not None:
-            log = _read(log_path)
+            log = _masked(_read(log_path), secrets)
             cause = kernel.hint() or evidence.hint(log)
             line = f"the server of variant {plan.variant} {reason}" + (f": {cause}" if cause else "")
             raise BootError(f"{line}; its log: {log_path}", evidence.last_useful_lines(log), log_path)
@@ -188,6 +196,18 @@ def _attestations(directory: Path) -> tuple[tuple[dict, ...], list[str]]:
 
 def _with_faults(boot: Boot, faults: list[str]) -> Boot:
     return replace(boot, status="invalid", reasons=(*boot.reasons, *faults)) if faults else boot
+
+
+def _masked(text: str, secrets: Mapping[str, str]) -> str:
+    """The text without the values of secrets, which a server may print; the log goes to the terminal and to MLflow."""
+    for value in sorted(secrets.values(), key=len, reverse=True):
+        text = text.replace(value, MASK)
+    return text
+
+
+def _mask_log(path: Path, secrets: Mapping[str, str]) -> None:
+    if any(value in (log := _read(path)) for value in secrets.values()):
+        write_bytes(path, _masked(log, secrets).encode())
 
 
 def _read(path: Path) -> str:

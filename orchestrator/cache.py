@@ -140,6 +140,8 @@ def _compile_entry(path: Path, prod: dict[Path, str]) -> Entry:
 def _boot_entry(path: Path, prod: dict[Path, str]) -> Entry:
     try:
         open_boot = not json.loads((path / "journal.json").read_text())["ended"]
+    except FileNotFoundError:
+        open_boot = False  # it ended before its journal was written, and that comes before anything starts
     except (OSError, ValueError, KeyError, TypeError):
         open_boot = True  # the next start ends what is left of it and closes it
     return _entry("boot log", path, prod, used_by="an open boot" if open_boot else "")
@@ -217,6 +219,9 @@ def _remove(path: Path) -> None:
     going = path.with_name(f"{PRUNING}{path.name}")
     try:
         path.rename(going)
-        shutil.rmtree(going)
+        if going.is_symlink():  # to another disk: what it leads to is not ours to judge
+            going.unlink()
+        else:
+            shutil.rmtree(going)
     except OSError as error:
         raise OrchestratorError(f"{path} cannot be removed ({error.strerror}); remove it by hand") from None

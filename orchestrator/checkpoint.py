@@ -95,7 +95,7 @@ def find_drafter(model: Model, drafter: str | None, models_dir: str | None) -> C
 def _found(name: str, models_dir: str | None) -> Checkpoint:
     if models_dir is None and not Path(name).is_absolute():
         raise UsageError(f"box.models_dir: not set, and {name} is no absolute path; set box.models_dir=DIRECTORY")
-    path = Path(models_dir or "/").expanduser() / name
+    path = Path(models_dir or "/").expanduser().absolute() / name  # a server runs in a directory of its own
     return Checkpoint(str(path), {}, content_id(path))
 
 

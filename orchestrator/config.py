@@ -7,7 +7,9 @@ import math
 import os
 import re
 import shlex
+import shutil
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -239,6 +241,10 @@ def _in_range(declared: T) -> T:
             raise UsageError(f"{key}: it is empty or no plain text; write a value, or leave it out")
     if re.search(r"[\s/:]", _at(declared, "box.host")):
         raise UsageError(f"box.host: {_at(declared, 'box.host')!r} is no host; write a name or an IPv4 address")
+    python = declared.engine.python
+    if found := python and shutil.which(str(Path(python).expanduser().absolute()) if "/" in python else python):
+        # From here and on this PATH: the server has a directory and a PATH of its own. Links of a venv stay.
+        return replace(declared, engine=replace(declared.engine, python=str(Path(found).absolute())))
     return declared
 
 

@@ -84,16 +84,18 @@ def _command(plan: ServePlan) -> list[str]:
 def _options(container: Container, plan: ServePlan) -> list[str]:
     options = [
         *(
-            f"--mount {shlex.quote(f'type=bind,source={m.source},target={m.target}')}" + ",readonly" * m.read_only
+            "--mount "
+            + shlex.quote(f"type=bind,{_field('source=' + m.source)},target={m.target}")
+            + ",readonly" * m.read_only
             for m in container.mounts
         ),
-        *(f"--device {device}" for device in container.devices),
+        *(f"--device {shlex.quote(device)}" for device in container.devices),
         *(f"--group-add {group}" for group in container.groups),
         f"--ipc {container.ipc}",
         f"--network {container.network}",
         *(f"--ulimit {name}={value}" for name, value in container.ulimits.items()),
         *(f"--cap-add {name}" for name in container.cap_add),
-        *(f"--security-opt {option}" for option in container.security_opt),
+        *(f"--security-opt {shlex.quote(option)}" for option in container.security_opt),
     ]
     if plan.engine == "docker":  # podman's root is the user already
         options.append('--user "$(id -u):$(id -g)"')
@@ -102,8 +104,13 @@ def _options(container: Container, plan: ServePlan) -> list[str]:
     if container.ipc != "host":
         options.append(f"--shm-size {container.shm_size_mib}m")
     if container.memory_gib is not None:
-        options.append(f"--memory {container.memory_gib:g}g")
+        options.append(f"--memory {container.memory_gib:g}g --memory-swap {container.memory_gib:g}g")  # none of it swap
     return options
+
+
+def _field(text: str) -> str:
+    """As a field of CSV, which the value of --mount is."""
+    return '"' + text.replace('"', '""') + '"' if "," in text or '"' in text else text
 
 
 def _continued(lines: Sequence[str]) -> list[str]:

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from orchestrator import devices, engines, inputs, journal, lease, prod_server, slot
@@ -23,6 +24,8 @@ from orchestrator.schema import Experiment
 from orchestrator.slot import Slot
 
 MAX_FAILED_BOOTS = 3  # in a row; the guard then leaves prod down until a person looks
+MAX_EARLY_ENDS = 3  # as well
+EARLY = timedelta(minutes=10)  # after it was healthy
 
 
 class NotBack(OrchestratorError):
@@ -160,7 +163,11 @@ def guard(state: Path, progress: Progress) -> list[Outcome]:
                 current, taken = slot.load(state, box), slot.displacement(state, box)
                 if current is None:  # emptied while this pass began
                     continue
-                if current.failed_boots >= MAX_FAILED_BOOTS and not prod_server.is_healthy(current):
+                if taken is None and not current.failed_boots and not prod_server.is_alive(current):
+                    current = replace(current, early_ends=_early_ends(current))
+                    slot.save(state, current)
+                given_up = current.failed_boots >= MAX_FAILED_BOOTS or current.early_ends > MAX_EARLY_ENDS
+                if given_up and not prod_server.is_healthy(current):
                     prod_server.end(current)
                     outcomes.append(Outcome(_given_up(current, state), False))
                     continue
@@ -202,11 +209,22 @@ def _serve_again(prod: Slot, state: Path, progress: Progress) -> Slot:
     return prod_server.boot(prod, state, progress)
 
 
+def _early_ends(prod: Slot) -> int:
+    """How often in a row it ended soon after it was healthy, this time included; more than the limit stays so."""
+    if prod.early_ends > MAX_EARLY_ENDS:
+        return prod.early_ends
+    early = prod.healthy_utc and datetime.now(UTC) - datetime.fromisoformat(prod.healthy_utc) < EARLY
+    return prod.early_ends + 1 if early else 0
+
+
 def _given_up(prod: Slot, state: Path) -> str:
     log_path = slot.directory(state, prod) / engines.LOG_NAME
     box = prod.box.name
+    what = f"did not come up {prod.failed_boots} times in a row"
+    if prod.failed_boots < MAX_FAILED_BOOTS:
+        what = f"ended {prod.early_ends} times in a row soon after it was healthy"
     return (
-        f"prod of box {box} ({prod.plan.variant}) did not come up {prod.failed_boots} times in a row and is not tried "
+        f"prod of box {box} ({prod.plan.variant}) {what} and is not tried "
         f"again; its log: {log_path}; mend the cause, then `prod stop box={box}` and `prod start +variant=NAME`"
     )
 

@@ -72,7 +72,7 @@ def boot(prod: Slot, state: Path, progress: Progress) -> Slot:
     except BootError:
         server.stop(fresh.engine.stop_grace_s)
         raise
-    fresh = replace(fresh, failed_boots=0)
+    fresh = replace(fresh, failed_boots=0, healthy_utc=slot.now_utc())
     slot.save(state, fresh)
     _restart_with_its_daemon(fresh)
     return fresh

@@ -26,7 +26,8 @@ JOURNAL_SUFFIX = ".displaced.json"
 class Slot:
     """The frozen plan that serves as prod, what it is started with, and the nonce of its present boot.
 
-    `failed_boots` counts those in a row that did not come up; one that does sets it to 0.
+    `failed_boots` counts those in a row that did not come up; one that does sets it to 0. `early_ends` counts those in
+    a row that came up, at `healthy_utc`, and soon ended by themselves.
     """
 
     plan: ServePlan
@@ -36,6 +37,8 @@ class Slot:
     by: str
     nonce: str
     failed_boots: int = 0
+    early_ends: int = 0
+    healthy_utc: str = ""
 
     @property
     def base_url(self) -> str:

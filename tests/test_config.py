@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -248,3 +249,21 @@ def test_a_directory_in_place_of_the_tracking_database_says_that_it_is_one(tmp_p
     (tmp_path / "mlflow.db").mkdir()
     with pytest.raises(mlflow_store.TrackingError, match="is a directory, where the database goes"):
         mlflow_store.probe(tmp_path)
+
+
+@pytest.mark.parametrize("written", ["bin/python", "python", "~/bin/python"])
+def test_an_interpreter_is_found_from_here_not_from_the_servers_directory(tmp_path, monkeypatch, written):
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "python").symlink_to(sys.executable)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin")
+    assert config.load_machine(["box=cpu", f"engine.python='{written}'"]).engine.python == f"{tmp_path}/bin/python"
+
+
+def test_a_models_directory_is_found_from_here(tmp_path, monkeypatch):
+    from orchestrator import checkpoint
+
+    monkeypatch.chdir(tmp_path)
+    box = config.load_machine(["box=r9700x2", "box.models_dir=models"]).box
+    assert checkpoint.find_drafter(box.model, "x", box.models_dir).path == f"{tmp_path}/models/x"

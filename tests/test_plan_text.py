@@ -74,3 +74,16 @@ def test_a_field_that_one_plan_lacks_is_shown_as_missing(plan_of):
 def test_equal_plans_are_said_to_be_the_same_server(plan_of):
     a, b = plan_of("+variant=int4", "box=cpu"), plan_of("+variant=int4", "box=cpu")
     assert plan_text.differences_as_text(a, b, ("a", "b")) == "a and b are the same server"
+
+
+def test_a_path_with_a_comma_and_a_limit_of_memory_are_as_the_engine_gets_them(plan_of):
+    overrides = (
+        "box=r9700x2",
+        "engine=docker",
+        "+variant=int5",
+        "box.models_dir='/a,b c'",
+        "+box.container.memory_gib=0.5",
+    )
+    said = plan_text.as_text(plan_of(*overrides))
+    assert """--mount 'type=bind,"source=/a,b c/Qwen3.8-27B-PARO-int5",target=/paro/model',readonly""" in said
+    assert "--memory 0.5g --memory-swap 0.5g" in said

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import getpass
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,3 +23,11 @@ class Check:
 def existing(path: Path) -> Path:
     """The path, or its nearest parent that is there."""
     return next(place for place in (path, *path.parents) if place.exists())
+
+
+def user() -> str:
+    """The name of this user; the number where it has none, as in many containers."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return str(os.getuid())

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import getpass
 import http.client
 import json
 import socket
 from collections.abc import Iterator
 from urllib.parse import quote
 
-from orchestrator.doctor.check import ASK_S, Check
+from orchestrator.doctor.check import ASK_S, Check, user
 from orchestrator.engines.daemon import socket_of
 from orchestrator.schema import Machine
 
@@ -21,9 +20,7 @@ def checks(machine: Machine) -> Iterator[Check]:
     try:
         status, answer = _ask_socket(url, "/version")
     except PermissionError:
-        yield Check(
-            name, False, f"{url}: permission denied", f"sudo usermod -aG {kind} {getpass.getuser()} && newgrp {kind}"
-        )
+        yield Check(name, False, f"{url}: permission denied", f"sudo usermod -aG {kind} {user()} && newgrp {kind}")
         return
     except (OSError, ValueError, http.client.HTTPException) as error:
         yield Check(name, False, f"{url}: {getattr(error, 'strerror', None) or error}", start)

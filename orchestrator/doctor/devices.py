@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 import grp
 import os
 from collections.abc import Iterator
@@ -10,7 +9,7 @@ from pathlib import Path
 
 from orchestrator import config
 from orchestrator.devices import held
-from orchestrator.doctor.check import Check
+from orchestrator.doctor.check import Check, user
 from orchestrator.schema import Box
 
 
@@ -46,5 +45,5 @@ def _node(node: Path) -> Check:
         group = grp.getgrgid(status.st_gid).gr_name
     except KeyError:
         group = str(status.st_gid)
-    mend = f"sudo usermod -aG {group} {getpass.getuser()}  # then log in again"
+    mend = f"sudo usermod -aG {group} {user()}  # then log in again"
     return Check(name, False, f"belongs to group {group}, which you are not in", mend)

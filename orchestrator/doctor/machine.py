@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 import os
 import resource
 import shutil
@@ -14,7 +13,7 @@ from pathlib import Path
 import orchestrator
 from orchestrator import prod_server, slot
 from orchestrator.boot import check_port
-from orchestrator.doctor.check import ASK_S, Check, existing
+from orchestrator.doctor.check import ASK_S, Check, existing, user
 from orchestrator.errors import OrchestratorError, UsageError
 from orchestrator.schema import Machine
 
@@ -94,7 +93,7 @@ def _tracking(machine: Machine) -> Check:
     wanted = Path(machine.paths.tracking).expanduser().absolute()
     place = existing(wanted)
     ok = place.is_dir() and os.access(place, os.W_OK | os.X_OK)
-    mend = "" if ok else f"sudo chown -R {getpass.getuser()} {place}"
+    mend = "" if ok else f"sudo chown -R {user()} {place}"
     return Check("MLflow directory", ok, f"{wanted} " + ("can be written" if ok else "cannot be written"), mend)
 
 
@@ -103,5 +102,5 @@ def _limit(value: int) -> str:
 
 
 def _limits_conf(item: str, value: str) -> str:
-    user = getpass.getuser()
-    return f"echo '{user} - {item} {value}' | sudo tee /etc/security/limits.d/90-paro-{item}.conf  # then log in again"
+    name = user()
+    return f"echo '{name} - {item} {value}' | sudo tee /etc/security/limits.d/90-paro-{item}.conf  # then log in again"

@@ -128,8 +128,10 @@ class ContainerServer:
         try:
             with contextlib.suppress(APIError):  # gone, or not to be stopped: `reap` ends it the hard way
                 self._patiently(lambda: self._container.stop(timeout=round(grace_s)))
-            self._complete_log()
-            reap(self._kind, self._socket, self.nonce)
+            try:
+                self._complete_log()
+            finally:  # also where the log's disk is full
+                reap(self._kind, self._socket, self.nonce)
         except Unreachable as error:
             kill_processes_of(self.nonce)
             raise BootError(f"{error}; container paro-{self.nonce} is removed by the next start") from None

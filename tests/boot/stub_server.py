@@ -26,6 +26,8 @@ def main() -> None:
     if fault == "dies":
         print("RuntimeError: operator torchvision::nms does not exist", flush=True)
         sys.exit(1)
+    if fault == "says-its-token":
+        sys.exit(f"RuntimeError: 401 for token {os.environ['HF_TOKEN']}")
     if fault == "talks-and-dies":
         for number in range(5000):
             os.write(2 if number % 7 else 1, f"line {number}\n".encode())

@@ -118,6 +118,15 @@ def test_nothing_of_a_server_survives_its_boot(stub_plan, tmp_path, fault):
     boot_once(stub_plan(fault), tmp_path)
 
 
+def test_a_secret_that_the_server_prints_is_neither_said_nor_kept(stub_plan, tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "hf_of_the_test")
+    plan = replace(stub_plan("says-its-token"), secrets=("HF_TOKEN",))
+    with pytest.raises(BootError) as failed:
+        boot_once(plan, tmp_path)
+    assert "401 for token ***" in failed.value.detail
+    assert "hf_of_the_test" not in failed.value.detail + failed.value.log_path.read_text()
+
+
 def test_a_failure_while_measuring_stops_the_server(stub_plan, tmp_path):
     with pytest.raises(RuntimeError, match="bench"), serving(stub_plan(), ENGINE, "measured", tmp_path) as running:
         raise RuntimeError("bench")

@@ -148,6 +148,22 @@ def test_an_open_boot_a_cache_that_warms_and_a_checkpoint_in_preparation_stay(pl
         assert prune(places) == {"reference", "plugin"}
 
 
+def test_a_boot_that_ended_before_it_had_a_journal_goes_with_the_others(places):
+    root, state, made = places
+    (made["boot log"] / "journal.json").unlink()
+    gone = cache.prune(root, state, ["cpu"], older_than_days=0)
+    assert made["boot log"] in [entry.path for entry in gone]
+
+
+def test_an_entry_that_is_a_link_to_another_disk_goes_and_what_it_leads_to_stays(places, tmp_path):
+    root, state, made = places
+    elsewhere = tmp_path / "elsewhere"
+    made["compile"].rename(elsewhere)
+    made["compile"].symlink_to(elsewhere)
+    assert made["compile"] in [entry.path for entry in cache.prune(root, state, ["cpu"])]
+    assert elsewhere.is_dir() and list((root / "serve").iterdir()) == []
+
+
 def test_the_cache_of_a_killed_warm_up_is_cold_and_can_go(places):
     root, state, made = places
     write_json(made["compile"] / "state.json", {"state": "warming", "owner": GONE})

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator import config, doctor, owner
-from orchestrator.doctor import interpreter, machine
+from orchestrator.doctor import check, interpreter, machine
 from orchestrator.records import write_json
 from orchestrator.schema import Detect
 
@@ -224,3 +224,10 @@ def test_a_tracking_directory_that_cannot_be_written_is_a_lack(cpu, tmp_path):
     (tmp_path / "file").touch()
     asked = replace(cpu, paths=replace(cpu.paths, tracking=str(tmp_path / "file" / "mlruns")))
     assert not examine(asked, tmp_path)["MLflow directory"].ok
+
+
+def test_a_user_without_a_name_is_named_by_number(monkeypatch):
+    for name in ("LOGNAME", "USER", "LNAME", "USERNAME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("os.getuid", lambda: 54321)
+    assert check.user() == "54321"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -18,7 +19,7 @@ import pytest
 from orchestrator import compile_cache
 from orchestrator.boot import check_port, serving
 from orchestrator.engines import daemon
-from orchestrator.engines.container import LABEL, containers_of
+from orchestrator.engines.container import LABEL, ContainerServer, containers_of
 from orchestrator.engines.process import processes_of
 from orchestrator.errors import BootError, UsageError
 from tests.engine.conftest import IMAGE, PYTHON, Daemon, free_port
@@ -261,6 +262,20 @@ def test_a_full_disk_under_the_cache_is_said(stub_plan, box, tmp_path):
         assert_nothing_left(box, tmp_path)
     finally:
         subprocess.run(["umount", plan.cache_dir], check=True)
+
+
+def test_a_log_that_cannot_be_completed_does_not_leave_the_container(stub_plan, docker_box, tmp_path, monkeypatch):
+    def full(_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(ContainerServer, "_complete_log", full)
+    with (
+        pytest.raises(OSError, match="No space left"),
+        serving(stub_plan(docker_box), docker_box.engine, "measured", tmp_path),
+    ):
+        pass
+    (nonce,) = nonces(tmp_path)
+    assert containers_of(docker_box.client, nonce) == []
 
 
 def test_a_process_that_outlives_its_container_is_ended_with_it(stub_plan, box, tmp_path):

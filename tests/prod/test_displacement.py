@@ -7,13 +7,14 @@ import signal
 import threading
 import time
 import urllib.request
+from dataclasses import replace
 
 import pytest
 
 from orchestrator import prod, prod_server, slot
 from orchestrator.engines.process import processes_of
 from orchestrator.errors import BootError
-from tests.prod.conftest import ENGINE, QUIET, record, wait_for_line
+from tests.prod.conftest import ENGINE, QUIET, end, record, wait_for_line
 
 
 def test_prod_outlives_the_process_that_started_it(site):
@@ -238,6 +239,28 @@ def test_a_damaged_slot_is_status_1_with_what_to_do_and_blocks_a_run(site):
     run = site.run("end")
     assert run.communicate(timeout=30)[0] == "" and run.returncode == 1
     assert prod_server.is_healthy(prod), "what cannot be brought back is not taken down"
+
+
+def test_prod_that_comes_up_and_soon_ends_is_not_tried_for_ever(site):
+    served = site.serve()
+    for _ in range(prod.MAX_EARLY_ENDS):
+        end(served.nonce)
+        (back,) = prod.guard(site.state, QUIET)
+        assert back.ok and site.healthy()
+        served = site.slot()
+    end(served.nonce)
+    for _ in range(2):
+        (given_up,) = prod.guard(site.state, QUIET)
+        assert not given_up.ok and "ended 4 times in a row soon after it was healthy" in given_up.line
+    assert not site.healthy()
+
+
+def test_an_end_long_after_prod_was_healthy_begins_the_count_again(site):
+    served = replace(site.serve(), early_ends=prod.MAX_EARLY_ENDS, healthy_utc="2020-01-01T00:00:00+00:00")
+    slot.save(site.state, served)
+    end(served.nonce)
+    (back,) = prod.guard(site.state, QUIET)
+    assert back.ok and site.slot().early_ends == 0
 
 
 def test_a_slot_that_is_emptied_while_the_guard_looks_is_nothing_to_bring_back(tmp_path, monkeypatch):
