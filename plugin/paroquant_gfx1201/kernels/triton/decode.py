@@ -63,14 +63,15 @@ def decode_kernel(
         if OPERAND == tl.int8:
             dots = tl.dot(low, lower, out_dtype=tl.int32)
             dots = tl.dot(high, upper, acc=dots, out_dtype=tl.int32)
-            centred = (dots - zero[:, None] * sums.to(tl.int32)[None, :]).to(tl.float32)
+            # Integers below 2^24: f32 holds them, and their difference, exactly.
+            centred = dots.to(tl.float32) - zero.to(tl.float32)[:, None] * sums[None, :]
         else:
             dots = tl.dot(low, lower.to(OPERAND), input_precision="ieee")
             dots = tl.dot(high, upper.to(OPERAND), acc=dots, input_precision="ieee")
             centred = dots - (zero - (1 << (BITS - 1))).to(tl.float32)[:, None] * sums[None, :]
         if SCALED:
             row_scale = tl.load(row_scales + group * M + rows, mask=live, other=0.0)
-            total += centred * scale[:, None] * row_scale[None, :]
+            total += centred * (scale[:, None] * row_scale[None, :])
         else:
             total += centred * scale[:, None]
     keep = inside[:, None] & live[None, :]
@@ -149,7 +150,7 @@ def decode(
         BITS=weight.bits,
         OPERAND=tl.int8 if rows.codes.dtype == torch.int8 else float_operand(),
         SCALED=rows.granularity == "group",
-        BLOCK_M=max(16, triton.next_power_of_2(count)),
+        BLOCK_M=max(8, triton.next_power_of_2(count)),
         BLOCK_N=tiles.outputs,
         SPLITS=splits,
         STAGES=tiles.stages,

@@ -107,14 +107,22 @@ def scale_of(peak, INT8: tl.constexpr):
 
 
 @triton.jit
+def widened(tile, OPERAND: tl.constexpr):
+    """A bf16 tile as what the product multiplies; through its bits, as the interpreter's cast loses subnormals."""
+    if OPERAND == tl.float32:
+        tile = (tile.to(tl.int16, bitcast=True).to(tl.int32) << 16).to(tl.float32, bitcast=True)
+    return tile
+
+
+@triton.jit
 def rotated_tile(x, rows, live, K, group, first, second, third, GROUP: tl.constexpr, OPERAND: tl.constexpr):
     """f32 [rows, g]: the smallest term is summed first."""
     channel = tl.arange(0, GROUP)
     tile = tl.load(x + rows[:, None] * K + group * GROUP + channel[None, :], mask=live[:, None], other=0.0)
-    tile = tile.to(OPERAND)
-    total = tl.dot(tile, tl.trans(third.to(OPERAND)), input_precision="ieee")
-    total = tl.dot(tile, tl.trans(second.to(OPERAND)), acc=total, input_precision="ieee")
-    return tl.dot(tile, tl.trans(first.to(OPERAND)), acc=total, input_precision="ieee")
+    tile = widened(tile, OPERAND)
+    total = tl.dot(tile, tl.trans(widened(third, OPERAND)), input_precision="ieee")
+    total = tl.dot(tile, tl.trans(widened(second, OPERAND)), acc=total, input_precision="ieee")
+    return tl.dot(tile, tl.trans(widened(first, OPERAND)), acc=total, input_precision="ieee")
 
 
 @triton.jit
@@ -205,11 +213,29 @@ def token_kernel(
         tl.store(row_sums + (rotation * groups + group) * M + rows, sums, mask=live)
 
 
+@dataclass(frozen=True)
+class ProducerTiles:
+    """Rows of a block, warps, load stages, and how many programs to spread a launch over (per group only)."""
+
+    rows: int
+    warps: int
+    stages: int
+    programs: int = 1
+
+
+def tiles_for(count: int, granularity: str) -> ProducerTiles:
+    """The tiles that were fastest on an H200 (docs/benchmarks.md)."""
+    if granularity == "token":
+        return ProducerTiles(16, 8, 2)
+    return ProducerTiles(16 if count <= 16 else 64, 8, 1, 264)
+
+
 def quantize_rows(
     x: torch.Tensor,
     terms: torch.Tensor,
     element: Literal["int8", "e4m3", "bf16"],
     granularity: Literal["group", "token"] = "group",
+    tiles: ProducerTiles | None = None,
 ) -> QuantizedRows:
     """Rotate x bf16 [M, K] by ``split_rotation``'s terms bf16 [P, G, 3, g, g] and encode.
 
@@ -220,6 +246,7 @@ def quantize_rows(
     if x.dtype != torch.bfloat16 or inputs != groups * size:
         raise PluginError(f"the producer takes bfloat16 rows of K={groups * size}, not {x.dtype} {list(x.shape)}")
     x = x.contiguous()
+    tiles = tiles or tiles_for(count, "group" if element == "bf16" else granularity)
     per_row = 0 if element == "bf16" else groups if granularity == "group" else 1
     codes = torch.empty(rotations, count, inputs, dtype=ELEMENTS[element], device=x.device)
     scales = torch.empty(rotations, per_row, count, dtype=torch.float32, device=x.device)
@@ -227,21 +254,18 @@ def quantize_rows(
     raw = codes.view(torch.int16 if element == "bf16" else torch.int8)
     if element != "bf16" and granularity == "token":
         parked = torch.empty(rotations, count, inputs, dtype=torch.int16, device=x.device)
-        token_kernel[(triton.cdiv(count, 16), rotations)](
+        token_kernel[(triton.cdiv(count, tiles.rows), rotations)](
             x, terms, parked, raw, scales, row_sums, count, inputs,
-            GROUP=size, INT8=element == "int8", OPERAND=float_operand(), BLOCK_M=16, num_warps=4,
+            GROUP=size, INT8=element == "int8", OPERAND=float_operand(), BLOCK_M=tiles.rows, num_warps=tiles.warps, num_stages=tiles.stages,
         )  # fmt: skip
         return QuantizedRows(codes, scales, row_sums)
-    block = 16 if count <= 16 else 64
-    blocks = triton.cdiv(count, block)
-    # About four programs to a multiprocessor: each reads its matrix once and then many rows.
-    shares = min(blocks, max(1, PROGRAMS // (groups * rotations)))
+    blocks = triton.cdiv(count, tiles.rows)
+    # A program reads its matrix once and then many rows.
+    shares = min(blocks, max(1, tiles.programs // (groups * rotations)))
     per_program = triton.cdiv(blocks, shares)
     group_kernel[(groups * rotations, triton.cdiv(blocks, per_program))](
         x, terms, raw, scales, row_sums, count, inputs, per_program,
-        GROUP=size, INT8=element == "int8", OPERAND=float_operand(), ENCODE=element != "bf16", BLOCK_M=block, num_warps=4,
+        GROUP=size, INT8=element == "int8", OPERAND=float_operand(), ENCODE=element != "bf16", BLOCK_M=tiles.rows, num_warps=tiles.warps, num_stages=tiles.stages,
     )  # fmt: skip
     return QuantizedRows(codes, scales, row_sums)
 
-
-PROGRAMS = 528

@@ -93,14 +93,12 @@ and.b32 {high}, {high}, 0x0F0F0F0F;
 PLANE = """
 and.b32 shift, {shift}, 7;
 shr.u32 bit, {plane}, shift;
-and.b32 bit, bit, 0x01010101;
-shl.b32 bit, bit, 4;
-or.b32 {low}, {low}, bit;
-add.u32 shift, shift, 4;
-shr.u32 bit, {plane}, shift;
-and.b32 bit, bit, 0x01010101;
-shl.b32 bit, bit, 4;
+and.b32 bit, bit, 0x10101010;
 or.b32 {high}, {high}, bit;
+sub.u32 shift, 4, shift;
+shl.b32 bit, {plane}, shift;
+and.b32 bit, bit, 0x10101010;
+or.b32 {low}, {low}, bit;
 """
 # The bytes 0x43 above a code make it the bf16 number 128 + code; 128 + midpoint is subtracted, exactly.
 BFLOAT16 = """
