@@ -13,7 +13,13 @@ import triton.language as tl
 
 from paroquant_gfx1201.errors import PluginError
 from paroquant_gfx1201.kernels.triton.producer import QuantizedRows
-from paroquant_gfx1201.kernels.triton.weights import PackedWeight, float_operand, half_groups, inline_ptx, scale_and_zero
+from paroquant_gfx1201.kernels.triton.weights import (
+    PackedWeight,
+    float_operand,
+    half_groups,
+    inline_ptx,
+    scale_and_zero,
+)
 
 
 @triton.jit

@@ -268,4 +268,3 @@ def quantize_rows(
         GROUP=size, INT8=element == "int8", OPERAND=float_operand(), ENCODE=element != "bf16", BLOCK_M=tiles.rows, num_warps=tiles.warps, num_stages=tiles.stages,
     )  # fmt: skip
     return QuantizedRows(codes, scales, row_sums)
-

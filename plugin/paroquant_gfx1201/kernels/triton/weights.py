@@ -204,7 +204,9 @@ def scale_and_zero(steps):
 
 def inline_ptx(device: torch.device) -> bool:
     """Whether kernels on ``device`` take the hand-written unpacking."""
-    return device.type == "cuda" and torch.version.cuda is not None and torch.cuda.get_device_capability(device) >= (9, 0)
+    return (
+        device.type == "cuda" and torch.version.cuda is not None and torch.cuda.get_device_capability(device) >= (9, 0)
+    )
 
 
 def float_operand() -> tl.dtype:
