@@ -6,13 +6,17 @@ import pytest
 import torch
 
 pytest.importorskip("triton")
-os.environ["TRITON_INTERPRET"] = "1"  # Read when a kernel is defined, so before the imports below.
+# Read when a kernel is defined, so while the kernels are imported, and not left to servers that other tests start.
+os.environ["TRITON_INTERPRET"] = "1"
 
-from paroquant_gfx1201 import reference, rotation  # noqa: E402
-from paroquant_gfx1201.errors import PluginError  # noqa: E402
-from paroquant_gfx1201.kernels.triton import decode, prefill, producer, weights  # noqa: E402
-from paroquant_gfx1201.modes import Band  # noqa: E402
-from tests.plugin.conftest import random_projection, relative  # noqa: E402
+from paroquant_gfx1201 import reference, rotation
+from paroquant_gfx1201.errors import PluginError
+from paroquant_gfx1201.formats.projection import Projection
+from paroquant_gfx1201.kernels.triton import decode, prefill, producer, weights
+from paroquant_gfx1201.modes import Band
+from tests.plugin.conftest import random_projection, relative
+
+del os.environ["TRITON_INTERPRET"]
 
 FLOAT32_FLOOR = 2e-6
 """Relative error of f32 sums over the small K of these tests."""
@@ -114,7 +118,7 @@ def test_packing_keeps_every_code_scale_and_zero(bits: int) -> None:
     assert torch.equal((packed.steps & 0xFFFF).short().view(torch.float16), projection.scales)
 
 
-def rows_for(projection, count: int, element: str, granularity: str) -> producer.QuantizedRows:  # noqa: ANN001
+def rows_for(projection: Projection, count: int, element: str, granularity: str) -> producer.QuantizedRows:
     generator = torch.Generator().manual_seed(3)
     x = (torch.randn(count, projection.inputs, generator=generator) + 0.5).bfloat16()
     terms = producer.split_rotation(reference.rotation_matrices(projection).unsqueeze(0))

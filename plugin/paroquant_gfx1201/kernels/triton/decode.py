@@ -66,7 +66,7 @@ def decode_kernel(
         upper = tl.load(source + GROUP // 2, mask=live[None, :], other=0.0)
         scale, zero = scale_and_zero(tl.load(steps + place, mask=inside, other=0))
         sums = tl.load(row_sums + group * M + rows, mask=live, other=0.0)
-        if OPERAND == tl.int8:
+        if tl.int8 == OPERAND:
             dots = tl.dot(low, lower, out_dtype=tl.int32)
             dots = tl.dot(high, upper, acc=dots, out_dtype=tl.int32)
             # Integers below 2^24: f32 holds them, and their difference, exactly.
@@ -107,11 +107,11 @@ class DecodeTiles:
     stages: int
 
 
-def tiles_for(rows: int) -> DecodeTiles:
+def tiles_for(rows: int, bits: int, integer: bool) -> DecodeTiles:
     """The tiles that were fastest on an H200 (docs/benchmarks.md)."""
-    if rows <= 16:
-        return DecodeTiles(64, 4, 4, 4)
-    return DecodeTiles(64, 2, 4, 4)
+    if rows > 16 or (bits == 4 and integer):
+        return DecodeTiles(128, 3, 4, 3)
+    return DecodeTiles(64, 5, 4, 3) if bits == 5 else DecodeTiles(128, 5, 4, 2)
 
 
 @cache
@@ -133,7 +133,8 @@ def decode(
             f"decode takes at most {MAX_ROWS} rows of K={weight.inputs} with scales per group, "
             f"not {list(rows.codes.shape)} with scales per {rows.granularity}"
         )
-    tiles = tiles or tiles_for(count)
+    integer = rows.codes.dtype == torch.int8
+    tiles = tiles or tiles_for(count, weight.bits, integer)
     splits = min(tiles.splits, weight.groups)
     blocks = triton.cdiv(weight.outputs, tiles.outputs)
     device = rows.codes.device
@@ -154,7 +155,7 @@ def decode(
         weight.inputs,
         GROUP=weight.group_size,
         BITS=weight.bits,
-        OPERAND=tl.int8 if rows.codes.dtype == torch.int8 else float_operand(),
+        OPERAND=tl.int8 if integer else float_operand(),
         SCALED=rows.granularity == "group",
         BLOCK_M=max(8, triton.next_power_of_2(count)),
         BLOCK_N=tiles.outputs,

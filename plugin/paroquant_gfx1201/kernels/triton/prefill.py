@@ -141,17 +141,17 @@ def float_kernel(
 
 @dataclass(frozen=True)
 class PrefillTiles:
-    """Rows and outputs of a tile, warps, depth of the load pipeline, and most registers a thread may use."""
+    """Rows and outputs of a tile, warps, and depth of the load pipeline."""
 
     rows: int
     outputs: int
     warps: int
     stages: int
-    registers: int | None = None
 
 
-INTEGER_TILES = PrefillTiles(128, 128, 8, 4)
-FLOAT_TILES = PrefillTiles(128, 128, 8, 3)
+# The fastest on an H200 (docs/benchmarks.md).
+INTEGER_TILES = PrefillTiles(128, 64, 4, 4)
+FLOAT_TILES = PrefillTiles(64, 128, 4, 3)
 
 
 def expand(weight: PackedWeight) -> torch.Tensor:
@@ -181,13 +181,12 @@ def prefill(
         integer_kernel[grid](
             rows.codes, rows.scales, expand(weight), weight.steps, y, count, outputs, inputs,
             GROUP=size, TOKEN=rows.granularity == "token", BLOCK_M=tiles.rows, BLOCK_N=tiles.outputs,
-            STAGES=tiles.stages, num_warps=tiles.warps, maxnreg=tiles.registers,
+            STAGES=tiles.stages, num_warps=tiles.warps,
         )  # fmt: skip
         return y
     float_kernel[grid](
         rows.codes, rows.scales, rows.row_sums, weight.nibbles, weight.plane, weight.steps, y, count, outputs, inputs,
         GROUP=size, BITS=weight.bits, SCALES={"none": 0, "group": 1, "token": 2}[rows.granularity],
         OPERAND=float_operand(), BLOCK_M=tiles.rows, BLOCK_N=tiles.outputs, STAGES=tiles.stages, PTX=inline_ptx(y.device), num_warps=tiles.warps,
-        maxnreg=tiles.registers,
     )  # fmt: skip
     return y

@@ -109,7 +109,7 @@ def scale_of(peak, INT8: tl.constexpr):
 @triton.jit
 def widened(tile, OPERAND: tl.constexpr):
     """A bf16 tile as what the product multiplies; through its bits, as the interpreter's cast loses subnormals."""
-    if OPERAND == tl.float32:
+    if tl.float32 == OPERAND:
         tile = (tile.to(tl.int16, bitcast=True).to(tl.int32) << 16).to(tl.float32, bitcast=True)
     return tile
 
@@ -223,11 +223,13 @@ class ProducerTiles:
     programs: int = 1
 
 
-def tiles_for(count: int, granularity: str) -> ProducerTiles:
+def tiles_for(count: int, element: str, granularity: str) -> ProducerTiles:
     """The tiles that were fastest on an H200 (docs/benchmarks.md)."""
-    if granularity == "token":
-        return ProducerTiles(16, 8, 2)
-    return ProducerTiles(16 if count <= 16 else 64, 8, 1, 264)
+    if granularity == "token" and element != "bf16":
+        return ProducerTiles(16, 8, 3)
+    if count <= 64:
+        return ProducerTiles(16 if count <= 16 else 32, 8, 1, 528)
+    return ProducerTiles(32, 8, 1, 264) if element == "e4m3" else ProducerTiles(64, 4, 1, 264)
 
 
 def quantize_rows(
@@ -246,7 +248,7 @@ def quantize_rows(
     if x.dtype != torch.bfloat16 or inputs != groups * size:
         raise PluginError(f"the producer takes bfloat16 rows of K={groups * size}, not {x.dtype} {list(x.shape)}")
     x = x.contiguous()
-    tiles = tiles or tiles_for(count, "group" if element == "bf16" else granularity)
+    tiles = tiles or tiles_for(count, element, granularity)
     per_row = 0 if element == "bf16" else groups if granularity == "group" else 1
     codes = torch.empty(rotations, count, inputs, dtype=ELEMENTS[element], device=x.device)
     scales = torch.empty(rotations, per_row, count, dtype=torch.float32, device=x.device)

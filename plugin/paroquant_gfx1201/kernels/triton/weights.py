@@ -15,6 +15,9 @@ import triton.language as tl
 from paroquant_gfx1201.errors import PluginError
 from paroquant_gfx1201.formats.projection import Projection
 
+INTERPRETED = triton.knobs.runtime.interpret
+"""Whether Triton's interpreter runs these kernels: decided when they are defined."""
+
 
 @dataclass(frozen=True, eq=False)
 class PackedWeight:
@@ -151,7 +154,7 @@ def half_groups(
     if BITS == 5:
         fifth = tl.load(plane + place[:, None] * (GROUP // 8) + half[None, :] % (GROUP // 8), mask=keep, other=0)
     if PTX:
-        if OPERAND == tl.int8:
+        if tl.int8 == OPERAND:
             if BITS == 4:
                 low, high = tl.inline_asm_elementwise(
                     INT4_INTEGER, "=r,=r,r", [word], dtype=(tl.int8, tl.int8), is_pure=True, pack=4
@@ -186,7 +189,7 @@ def half_groups(
             bits = fifth.to(tl.int32)
             low |= ((bits >> shift) & 1) << 4
             high |= ((bits >> (shift + 4)) & 1) << 4
-        if OPERAND == tl.int8:
+        if tl.int8 == OPERAND:
             low = low.to(tl.int8)
             high = high.to(tl.int8)
         else:
@@ -211,4 +214,4 @@ def inline_ptx(device: torch.device) -> bool:
 
 def float_operand() -> tl.dtype:
     """What floating-point products multiply: bf16, or f32 in the interpreter, which has no bf16 product."""
-    return tl.float32 if triton.knobs.runtime.interpret else tl.bfloat16
+    return tl.float32 if INTERPRETED else tl.bfloat16
