@@ -187,7 +187,7 @@ def prefill(
     float_kernel[grid](
         rows.codes, rows.scales, rows.row_sums, weight.nibbles, weight.plane, weight.steps, y, count, outputs, inputs,
         GROUP=size, BITS=weight.bits, SCALES={"none": 0, "group": 1, "token": 2}[rows.granularity],
-        OPERAND=float_operand(), BLOCK_M=tiles.rows, BLOCK_N=tiles.outputs, STAGES=tiles.stages, PTX=inline_ptx(y.device),
-        num_warps=tiles.warps,
+        OPERAND=float_operand(), BLOCK_M=tiles.rows, BLOCK_N=tiles.outputs, STAGES=tiles.stages,
+        PTX=inline_ptx(y.device), num_warps=tiles.warps,
     )  # fmt: skip
     return y
