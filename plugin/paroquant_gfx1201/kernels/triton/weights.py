@@ -119,7 +119,7 @@ def _assembly(bits: int, integer: bool) -> str:
     if bits == 5:
         text += PLANE.format(low=low, high=high, plane=f"${word + 1}", shift=f"${word + 2}")
     if not integer:
-        offset = 0x43884388 if bits == 4 else 0x43904390
+        offset = 0x43084308 if bits == 4 else 0x43104310
         text += f"mov.b32 offset, {offset};"
         text += BFLOAT16.format(first="$0", second="$1", bytes="low")
         text += BFLOAT16.format(first="$2", second="$3", bytes="high")
