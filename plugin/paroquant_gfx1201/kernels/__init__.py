@@ -1,0 +1,1 @@
+"""Accelerator kernels. Nothing here is imported by the CPU path."""

@@ -1,0 +1,167 @@
+"""Decode GEMM: few tokens, so that the time is the time to read the weights.
+
+Y^T = W A^T, so that the outputs are the long side of the matrix instruction. The groups of a tile of
+outputs are split among several programs; the last one to finish adds the partial sums in a fixed
+order, which keeps one launch and a result that does not depend on timing.
+"""
+
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+import triton
+import triton.language as tl
+
+from paroquant_gfx1201.errors import PluginError
+from paroquant_gfx1201.kernels.triton.producer import QuantizedRows
+from paroquant_gfx1201.kernels.triton.weights import (
+    PackedWeight,
+    float_operand,
+    half_groups,
+    inline_ptx,
+    scale_and_zero,
+)
+
+MAX_ROWS = 64
+
+
+@triton.jit
+def decode_kernel(
+    codes,
+    row_scales,
+    row_sums,
+    nibbles,
+    plane,
+    steps,
+    y,
+    partial,
+    arrived,
+    M,
+    N,
+    K,
+    GROUP: tl.constexpr,
+    BITS: tl.constexpr,
+    OPERAND: tl.constexpr,
+    SCALED: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    SPLITS: tl.constexpr,
+    STAGES: tl.constexpr,
+    PTX: tl.constexpr,
+):
+    """One tile of outputs [BLOCK_N] for all rows, and one share of the groups."""
+    tile, share = tl.program_id(0), tl.program_id(1)
+    rows = tl.arange(0, BLOCK_M)
+    columns = tile * BLOCK_N + tl.arange(0, BLOCK_N)
+    half = tl.arange(0, GROUP // 2)
+    live, inside = rows < M, columns < N
+    groups = K // GROUP
+    first, last = share * groups // SPLITS, (share + 1) * groups // SPLITS
+    total = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
+    for group in tl.range(first, last, num_stages=STAGES):
+        place = group * N + columns
+        low, high = half_groups(nibbles, plane, place, inside[:, None], GROUP, BITS, OPERAND, PTX)
+        source = codes + rows[None, :] * K + group * GROUP + half[:, None]
+        lower = tl.load(source, mask=live[None, :], other=0.0)
+        upper = tl.load(source + GROUP // 2, mask=live[None, :], other=0.0)
+        scale, zero = scale_and_zero(tl.load(steps + place, mask=inside, other=0))
+        sums = tl.load(row_sums + group * M + rows, mask=live, other=0.0)
+        if tl.int8 == OPERAND:
+            dots = tl.dot(low, lower, out_dtype=tl.int32)
+            dots = tl.dot(high, upper, acc=dots, out_dtype=tl.int32)
+            # Integers below 2^24: f32 holds them, and their difference, exactly.
+            centred = dots.to(tl.float32) - zero.to(tl.float32)[:, None] * sums[None, :]
+        else:
+            dots = tl.dot(low, lower.to(OPERAND), input_precision="ieee")
+            dots = tl.dot(high, upper.to(OPERAND), acc=dots, input_precision="ieee")
+            centred = dots - (zero - (1 << (BITS - 1))).to(tl.float32)[:, None] * sums[None, :]
+        if SCALED:
+            row_scale = tl.load(row_scales + group * M + rows, mask=live, other=0.0)
+            total += centred * (scale[:, None] * row_scale[None, :])
+        else:
+            total += centred * scale[:, None]
+    keep = inside[:, None] & live[None, :]
+    target = rows[None, :] * N + columns[:, None]
+    if SPLITS == 1:
+        tl.store(y + target, total.to(y.dtype.element_ty), mask=keep)
+    else:
+        tl.store(partial + share * M * N + target, total, mask=keep)
+        # Every thread's part must be written before the program counts as arrived.
+        tl.debug_barrier()
+        before = tl.atomic_add(arrived + tile, 1, sem="acq_rel", scope="gpu")
+        if before == SPLITS - 1:
+            total = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
+            for other in range(SPLITS):
+                total += tl.load(partial + other * M * N + target, mask=keep, other=0.0, cache_modifier=".cg")
+            tl.store(y + target, total.to(y.dtype.element_ty), mask=keep)
+            tl.store(arrived + tile, 0)
+
+
+@dataclass(frozen=True)
+class DecodeTiles:
+    """Outputs of a tile, shares of K, warps, and depth of the load pipeline."""
+
+    outputs: int
+    splits: int
+    warps: int
+    stages: int
+
+
+def tiles_for(rows: int, bits: int, integer: bool) -> DecodeTiles:
+    """The tiles that were fastest on an H200 (docs/benchmarks.md)."""
+    if rows > 16 or (bits == 4 and integer):
+        return DecodeTiles(128, 3, 4, 3)
+    return DecodeTiles(64, 5, 4, 3) if bits == 5 else DecodeTiles(128, 5, 4, 2)
+
+
+@cache
+def _counters(device: torch.device, tiles: int) -> torch.Tensor:
+    """Zeroed once; every launch leaves zeros. One stream at a time may use it."""
+    return torch.zeros(tiles, dtype=torch.int32, device=device)
+
+
+def decode(
+    rows: QuantizedRows, weight: PackedWeight, dtype: torch.dtype = torch.bfloat16, tiles: DecodeTiles | None = None
+) -> torch.Tensor:
+    """y [M, N] of ``dtype`` for M <= 64 rows with one scale per group, or bf16 rows.
+
+    Raises PluginError for more rows, another K, or one scale per token.
+    """
+    count = len(rows.codes)
+    if count > MAX_ROWS or rows.codes.shape[1] != weight.inputs or rows.granularity == "token":
+        raise PluginError(
+            f"decode takes at most {MAX_ROWS} rows of K={weight.inputs} with scales per group, "
+            f"not {list(rows.codes.shape)} with scales per {rows.granularity}"
+        )
+    integer = rows.codes.dtype == torch.int8
+    tiles = tiles or tiles_for(count, weight.bits, integer)
+    splits = min(tiles.splits, weight.groups)
+    blocks = triton.cdiv(weight.outputs, tiles.outputs)
+    device = rows.codes.device
+    y = torch.empty(count, weight.outputs, dtype=dtype, device=device)
+    partial = torch.empty((splits if splits > 1 else 0) * y.numel(), dtype=torch.float32, device=device)
+    decode_kernel[(blocks, splits)](
+        rows.codes,
+        rows.scales,
+        rows.row_sums,
+        weight.nibbles,
+        weight.plane,
+        weight.steps,
+        y,
+        partial,
+        _counters(device, blocks),
+        count,
+        weight.outputs,
+        weight.inputs,
+        GROUP=weight.group_size,
+        BITS=weight.bits,
+        OPERAND=tl.int8 if integer else float_operand(),
+        SCALED=rows.granularity == "group",
+        BLOCK_M=max(8, triton.next_power_of_2(count)),
+        BLOCK_N=tiles.outputs,
+        SPLITS=splits,
+        STAGES=tiles.stages,
+        PTX=inline_ptx(device),
+        num_warps=tiles.warps,
+    )
+    return y

@@ -1,0 +1,275 @@
+"""Activation producer: rotate, scale channels, find the peak, encode and sum codes, in one launch.
+
+The rotation of a group is one matrix product. The matrix, f32 with the channel scales folded in as
+the reference has it, is split into three bf16 terms whose sum is the f32 value; activations are
+bf16, so every product is exact and only the f32 sum over the group rounds. Encoding is integer
+arithmetic and correctly rounded division: codes, scales and sums are the reference's bit for bit
+for the same rotated values.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import triton
+import triton.language as tl
+
+from paroquant_gfx1201.errors import PluginError
+from paroquant_gfx1201.kernels.triton.weights import float_operand
+
+TERMS = 3
+ELEMENTS = {"int8": torch.int8, "e4m3": torch.float8_e4m3fn, "bf16": torch.bfloat16}
+
+
+@dataclass(frozen=True, eq=False)
+class QuantizedRows:
+    """Rotated rows as the GEMMs read them; ``quantize_rows`` gives them a leading dimension P.
+
+    codes int8, float8_e4m3fn or bfloat16 [M, K]; scales f32 [G, M] per group, [1, M] per token, or
+    [0, M] for bf16; row_sums f32 [G, M]: the sum of a group's codes.
+    """
+
+    codes: torch.Tensor
+    scales: torch.Tensor
+    row_sums: torch.Tensor
+
+    @property
+    def granularity(self) -> Literal["group", "token", "none"]:
+        """What one scale belongs to."""
+        count = self.scales.shape[-2]
+        return "none" if count == 0 else "group" if count == self.row_sums.shape[-2] else "token"
+
+    def of(self, rotation_index: int) -> "QuantizedRows":
+        """Those of one rotation."""
+        return QuantizedRows(self.codes[rotation_index], self.scales[rotation_index], self.row_sums[rotation_index])
+
+
+def split_rotation(matrices: torch.Tensor) -> torch.Tensor:
+    """bf16 [P, G, 3, g, g] from f32 [P, G, g, g]: terms whose sum is the matrix, largest first."""
+    terms, rest = [], matrices.float()
+    for _ in range(TERMS):
+        terms.append(rest.bfloat16())
+        rest = rest - terms[-1].float()
+    return torch.stack(terms, 2).contiguous()
+
+
+@triton.jit
+def round_bfloat16(value):
+    """Bits (0..65535) of the bf16 nearest to a finite f32, ties to even."""
+    bits = value.to(tl.int32, bitcast=True)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16) & 0xFFFF
+
+
+@triton.jit
+def encode_int8(step):
+    """Byte and value of the nearest integer, ties to even, clamped to +-127."""
+    # Adding 1.5 * 2^23 leaves no fraction bits, so the f32 addition itself rounds half to even.
+    whole = ((step + 12582912.0) - 12582912.0).to(tl.int32)
+    whole = tl.minimum(tl.maximum(whole, -127), 127)
+    return whole, whole
+
+
+@triton.jit
+def encode_e4m3(step):
+    """Byte of the nearest e4m3 (OCP, finite), ties to even, clamped to +-448, no -0; and its value * 512."""
+    bits = step.to(tl.int32, bitcast=True)
+    magnitude = tl.minimum(bits & 0x7FFFFFFF, 0x43E00000)
+    normal = ((magnitude + 0x7FFFF + ((magnitude >> 20) & 1)) >> 20) - (120 << 3)
+    # 2^14 has an ulp of 2^-9, e4m3's subnormal step.
+    small = (magnitude.to(tl.float32, bitcast=True) + 16384.0).to(tl.int32, bitcast=True) & 0xF
+    byte = tl.where(magnitude < 0x3C800000, small, normal)
+    exponent = byte >> 3
+    value = tl.where(exponent == 0, byte, (8 + (byte & 7)) << tl.maximum(exponent - 1, 0))
+    negative = bits < 0
+    return byte | ((negative & (byte != 0)).to(tl.int32) << 7), tl.where(negative, -value, value)
+
+
+@triton.jit
+def encode(step, INT8: tl.constexpr):
+    """Codes as bytes (int32), and the f32 sum of each row's codes."""
+    if INT8:
+        byte, value = encode_int8(step)
+        sums = tl.sum(value, 1).to(tl.float32)
+    else:
+        byte, value = encode_e4m3(step)
+        sums = tl.sum(value, 1).to(tl.float32) * 0.001953125
+    return byte, sums
+
+
+@triton.jit
+def scale_of(peak, INT8: tl.constexpr):
+    """amax / 127 correctly rounded, or amax times f32(1 / 448)."""
+    # Triton compiles only the branch taken, which a conditional expression does not promise.
+    if INT8:  # noqa: SIM108
+        scale = tl.div_rn(peak, tl.full(peak.shape, 127.0, tl.float32))
+    else:
+        scale = peak * 0.0022321429569274187
+    return scale
+
+
+@triton.jit
+def widened(tile, OPERAND: tl.constexpr):
+    """A bf16 tile as what the product multiplies; through its bits, as the interpreter's cast loses subnormals."""
+    if tl.float32 == OPERAND:
+        tile = (tile.to(tl.int16, bitcast=True).to(tl.int32) << 16).to(tl.float32, bitcast=True)
+    return tile
+
+
+@triton.jit
+def rotated_tile(x, rows, live, K, group, first, second, third, GROUP: tl.constexpr, OPERAND: tl.constexpr):
+    """f32 [rows, g]: the smallest term is summed first."""
+    channel = tl.arange(0, GROUP)
+    tile = tl.load(x + rows[:, None] * K + group * GROUP + channel[None, :], mask=live[:, None], other=0.0)
+    tile = widened(tile, OPERAND)
+    total = tl.dot(tile, tl.trans(widened(third, OPERAND)), input_precision="ieee")
+    total = tl.dot(tile, tl.trans(widened(second, OPERAND)), acc=total, input_precision="ieee")
+    return tl.dot(tile, tl.trans(widened(first, OPERAND)), acc=total, input_precision="ieee")
+
+
+@triton.jit
+def group_kernel(
+    x,
+    matrices,
+    codes,
+    scales,
+    row_sums,
+    M,
+    K,
+    blocks_per_program,
+    GROUP: tl.constexpr,
+    INT8: tl.constexpr,
+    OPERAND: tl.constexpr,
+    ENCODE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+):
+    """One group of one rotation, for consecutive blocks of rows. Without ENCODE the codes are bf16."""
+    groups = K // GROUP
+    index = tl.program_id(0)
+    group, rotation = index % groups, index // groups
+    channel = tl.arange(0, GROUP)
+    square = matrices + index * 3 * GROUP * GROUP + channel[:, None] * GROUP + channel[None, :]
+    first, second = tl.load(square), tl.load(square + GROUP * GROUP)
+    third = tl.load(square + 2 * GROUP * GROUP)
+    start = tl.program_id(1) * blocks_per_program
+    for block in tl.range(start, min(start + blocks_per_program, tl.cdiv(M, BLOCK_M))):
+        rows = block * BLOCK_M + tl.arange(0, BLOCK_M)
+        live = rows < M
+        rotated = rotated_tile(x, rows, live, K, group, first, second, third, GROUP, OPERAND)
+        target = codes + (rotation * M + rows)[:, None].to(tl.int64) * K + group * GROUP + channel[None, :]
+        if ENCODE:
+            scale = scale_of(tl.max(tl.abs(rotated), 1), INT8)
+            divisor = tl.where(scale > 0, scale, 1.0)
+            step = tl.div_rn(rotated, tl.broadcast_to(divisor[:, None], rotated.shape))
+            byte, sums = encode(step, INT8)
+            tl.store(target, byte.to(tl.int8), mask=live[:, None])
+            tl.store(scales + index * M + rows, scale, mask=live)
+        else:
+            bits = round_bfloat16(rotated)
+            tl.store(target, bits.to(tl.int16), mask=live[:, None])
+            sums = tl.sum((bits << 16).to(tl.float32, bitcast=True), 1)
+        tl.store(row_sums + index * M + rows, sums, mask=live)
+
+
+@triton.jit
+def token_kernel(
+    x,
+    matrices,
+    parked,
+    codes,
+    scales,
+    row_sums,
+    M,
+    K,
+    GROUP: tl.constexpr,
+    INT8: tl.constexpr,
+    OPERAND: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+):
+    """All groups of a block of rows, twice: the scale needs the peak of the whole row, as bf16."""
+    groups = K // GROUP
+    rotation = tl.program_id(1)
+    rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    live = rows < M
+    channel = tl.arange(0, GROUP)
+    line = (rotation * M + rows)[:, None].to(tl.int64) * K + channel[None, :]
+    peak = tl.zeros((BLOCK_M,), tl.float32)
+    for group in tl.range(0, groups):
+        place = (rotation * groups + group) * 3 * GROUP * GROUP
+        square = matrices + place + channel[:, None] * GROUP + channel[None, :]
+        first, second = tl.load(square), tl.load(square + GROUP * GROUP)
+        third = tl.load(square + 2 * GROUP * GROUP)
+        bits = round_bfloat16(rotated_tile(x, rows, live, K, group, first, second, third, GROUP, OPERAND))
+        peak = tl.maximum(peak, tl.max(tl.abs((bits << 16).to(tl.float32, bitcast=True)), 1))
+        tl.store(parked + line + group * GROUP, bits.to(tl.int16), mask=live[:, None])
+    tl.debug_barrier()
+    scale = scale_of(peak, INT8)
+    divisor = tl.where(scale > 0, scale, 1.0)
+    tl.store(scales + rotation * M + rows, scale, mask=live)
+    for group in tl.range(0, groups):
+        bits = tl.load(parked + line + group * GROUP, mask=live[:, None], other=0).to(tl.int32)
+        rotated = (bits << 16).to(tl.float32, bitcast=True)
+        step = tl.div_rn(rotated, tl.broadcast_to(divisor[:, None], rotated.shape))
+        byte, sums = encode(step, INT8)
+        tl.store(codes + line + group * GROUP, byte.to(tl.int8), mask=live[:, None])
+        tl.store(row_sums + (rotation * groups + group) * M + rows, sums, mask=live)
+
+
+@dataclass(frozen=True)
+class ProducerTiles:
+    """Rows of a block, warps, load stages, and how many programs to spread a launch over (per group only)."""
+
+    rows: int
+    warps: int
+    stages: int
+    programs: int = 1
+
+
+def tiles_for(count: int, element: str, granularity: str) -> ProducerTiles:
+    """The tiles that were fastest on an H200 (docs/benchmarks.md)."""
+    if granularity == "token" and element != "bf16":
+        return ProducerTiles(16, 8, 3)
+    if count <= 64:
+        return ProducerTiles(16 if count <= 16 else 32, 8, 1, 528)
+    return ProducerTiles(32, 8, 1, 264) if element == "e4m3" else ProducerTiles(64, 4, 1, 264)
+
+
+def quantize_rows(
+    x: torch.Tensor,
+    terms: torch.Tensor,
+    element: Literal["int8", "e4m3", "bf16"],
+    granularity: Literal["group", "token"] = "group",
+    tiles: ProducerTiles | None = None,
+) -> QuantizedRows:
+    """Rotate x bf16 [M, K] by ``split_rotation``'s terms bf16 [P, G, 3, g, g] and encode.
+
+    ``granularity`` has no meaning for bf16. Raises PluginError for another dtype or another K.
+    """
+    rotations, groups, _, size, _ = terms.shape
+    count, inputs = x.shape
+    if x.dtype != torch.bfloat16 or inputs != groups * size:
+        raise PluginError(f"the producer takes bfloat16 rows of K={groups * size}, not {x.dtype} {list(x.shape)}")
+    x = x.contiguous()
+    tiles = tiles or tiles_for(count, element, granularity)
+    per_row = 0 if element == "bf16" else groups if granularity == "group" else 1
+    codes = torch.empty(rotations, count, inputs, dtype=ELEMENTS[element], device=x.device)
+    scales = torch.empty(rotations, per_row, count, dtype=torch.float32, device=x.device)
+    row_sums = torch.empty(rotations, groups, count, dtype=torch.float32, device=x.device)
+    raw = codes.view(torch.int16 if element == "bf16" else torch.int8)
+    if element != "bf16" and granularity == "token":
+        parked = torch.empty(rotations, count, inputs, dtype=torch.int16, device=x.device)
+        token_kernel[(triton.cdiv(count, tiles.rows), rotations)](
+            x, terms, parked, raw, scales, row_sums, count, inputs,
+            GROUP=size, INT8=element == "int8", OPERAND=float_operand(), BLOCK_M=tiles.rows,
+            num_warps=tiles.warps, num_stages=tiles.stages,
+        )  # fmt: skip
+        return QuantizedRows(codes, scales, row_sums)
+    blocks = triton.cdiv(count, tiles.rows)
+    # A program reads its matrix once and then many rows.
+    shares = min(blocks, max(1, tiles.programs // (groups * rotations)))
+    per_program = triton.cdiv(blocks, shares)
+    group_kernel[(groups * rotations, triton.cdiv(blocks, per_program))](
+        x, terms, raw, scales, row_sums, count, inputs, per_program,
+        GROUP=size, INT8=element == "int8", OPERAND=float_operand(), ENCODE=element != "bf16", BLOCK_M=tiles.rows,
+        num_warps=tiles.warps, num_stages=tiles.stages,
+    )  # fmt: skip
+    return QuantizedRows(codes, scales, row_sums)

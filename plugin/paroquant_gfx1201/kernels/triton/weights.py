@@ -1,0 +1,217 @@
+"""A projection in the layout that the kernels read, and the kernel pieces that unpack it.
+
+Group by group, each group's rows of one output next to each other, so that a tile of outputs of one
+group is one contiguous piece of memory. The two nibbles of a byte lie half a group apart, and the
+eight bits of a plane byte an eighth of a group apart: unpacking yields whole half groups and no
+interleaving.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from paroquant_gfx1201.errors import PluginError
+from paroquant_gfx1201.formats.projection import Projection
+
+INTERPRETED = triton.knobs.runtime.interpret
+"""Whether Triton's interpreter runs these kernels: decided when they are defined."""
+
+
+@dataclass(frozen=True, eq=False)
+class PackedWeight:
+    """Codes of bits 4 or 5 in groups of g along K, G = K / g.
+
+    nibbles uint8 [G, N, g/2]: code k of a group in the low half of byte k, code k + g/2 in the high.
+    plane uint8 [G, N, g/8]: fifth bit of code k in bit k // (g/8) of byte k % (g/8); [0] for int4.
+    steps int32 [G, N]: the f16 scale's bits, and the zero point (0..31) in bits 16 and up.
+    """
+
+    nibbles: torch.Tensor
+    plane: torch.Tensor
+    steps: torch.Tensor
+    bits: int
+
+    @property
+    def groups(self) -> int:
+        """G."""
+        return self.nibbles.shape[0]
+
+    @property
+    def outputs(self) -> int:
+        """N."""
+        return self.nibbles.shape[1]
+
+    @property
+    def group_size(self) -> int:
+        """g."""
+        return self.nibbles.shape[2] * 2
+
+    @property
+    def inputs(self) -> int:
+        """K."""
+        return self.groups * self.group_size
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes a kernel reads of it."""
+        return self.nibbles.nbytes + self.plane.nbytes + self.steps.nbytes
+
+    def to(self, device: torch.device | str) -> "PackedWeight":
+        """A copy on ``device``."""
+        return PackedWeight(self.nibbles.to(device), self.plane.to(device), self.steps.to(device), self.bits)
+
+
+def pack_codes(codes: torch.Tensor, zeros: torch.Tensor, scales: torch.Tensor, bits: int) -> PackedWeight:
+    """codes uint8 [K, N], zeros uint8 [G, N], scales f16 [G, N]; any device."""
+    groups, outputs = zeros.shape
+    by_group = codes.view(groups, -1, outputs).transpose(1, 2)
+    low, high = (by_group & 15).chunk(2, dim=2)
+    plane = codes.new_empty(0)
+    if bits == 5:
+        eighths = (by_group >> 4).reshape(groups, outputs, 8, -1)
+        plane = eighths[:, :, 0].clone()
+        for bit in range(1, 8):
+            plane |= eighths[:, :, bit] << bit
+    steps = (scales.view(torch.int16).int() & 0xFFFF) | (zeros.int() << 16)
+    return PackedWeight((low | (high << 4)).contiguous(), plane.contiguous(), steps.contiguous(), bits)
+
+
+def pack(projection: Projection) -> PackedWeight:
+    """Pack an int4 or int5 projection. Raises PluginError for Lloyd levels, which are no integers."""
+    spec = projection.spec
+    if spec.lloyd:
+        raise PluginError("the Triton kernels multiply integer codes: int4-lloyd has no Triton kernel")
+    return pack_codes(projection.codes, projection.zeros, projection.scales, spec.bits)
+
+
+# Four bytes to a register. Byte-wise arithmetic in Triton costs an extraction and an insertion for each byte, which on
+# Hopper is more time than the weights take to arrive.
+NIBBLES = """
+and.b32 {low}, {word}, 0x0F0F0F0F;
+shr.u32 {high}, {word}, 4;
+and.b32 {high}, {high}, 0x0F0F0F0F;
+"""
+PLANE = """
+and.b32 shift, {shift}, 7;
+shr.u32 bit, {plane}, shift;
+and.b32 bit, bit, 0x10101010;
+or.b32 {high}, {high}, bit;
+sub.u32 shift, 4, shift;
+shl.b32 bit, {plane}, shift;
+and.b32 bit, bit, 0x10101010;
+or.b32 {low}, {low}, bit;
+"""
+# The bytes 0x43 above a code make it the bf16 number 128 + code; 128 + midpoint is subtracted, exactly.
+BFLOAT16 = """
+prmt.b32 {first}, {bytes}, 0x43434343, 0x4140;
+prmt.b32 {second}, {bytes}, 0x43434343, 0x4342;
+sub.rn.bf16x2 {first}, {first}, offset;
+sub.rn.bf16x2 {second}, {second}, offset;
+"""
+
+
+def _assembly(bits: int, integer: bool) -> str:
+    word = 2 if integer else 4
+    low, high = ("$0", "$1") if integer else ("low", "high")
+    text = NIBBLES.format(low=low, high=high, word=f"${word}")
+    if bits == 5:
+        text += PLANE.format(low=low, high=high, plane=f"${word + 1}", shift=f"${word + 2}")
+    if not integer:
+        offset = 0x43084308 if bits == 4 else 0x43104310
+        text += f"mov.b32 offset, {offset};"
+        text += BFLOAT16.format(first="$0", second="$1", bytes="low")
+        text += BFLOAT16.format(first="$2", second="$3", bytes="high")
+    return "{ .reg .b32 low, high, shift, bit, offset;" + text.replace("\n", " ") + "}"
+
+
+INT4_INTEGER = tl.constexpr(_assembly(4, True))
+INT5_INTEGER = tl.constexpr(_assembly(5, True))
+INT4_FLOAT = tl.constexpr(_assembly(4, False))
+INT5_FLOAT = tl.constexpr(_assembly(5, False))
+
+
+@triton.jit
+def half_groups(
+    nibbles,
+    plane,
+    place,
+    keep,
+    GROUP: tl.constexpr,
+    BITS: tl.constexpr,
+    OPERAND: tl.constexpr,
+    PTX: tl.constexpr,
+):
+    """Two tiles [n, g/2]: the codes of a group's lower and upper half.
+
+    place int [n]: index of (group, output); keep bool [n, 1]: others are read as code 0.
+    OPERAND int8: the codes; else code - midpoint in that type.
+    """
+    half = tl.arange(0, GROUP // 2)
+    word = tl.load(nibbles + place[:, None] * (GROUP // 2) + half[None, :], mask=keep, other=0)
+    shift = (half // (GROUP // 8))[None, :]
+    if BITS == 5:
+        fifth = tl.load(plane + place[:, None] * (GROUP // 8) + half[None, :] % (GROUP // 8), mask=keep, other=0)
+    if PTX:
+        if tl.int8 == OPERAND:
+            if BITS == 4:
+                low, high = tl.inline_asm_elementwise(
+                    INT4_INTEGER, "=r,=r,r", [word], dtype=(tl.int8, tl.int8), is_pure=True, pack=4
+                )
+            else:
+                low, high = tl.inline_asm_elementwise(
+                    INT5_INTEGER,
+                    "=r,=r,r,r,r",
+                    [word, fifth, shift.to(tl.uint8)],
+                    dtype=(tl.int8, tl.int8),
+                    is_pure=True,
+                    pack=4,
+                )
+        else:
+            if BITS == 4:
+                low, high = tl.inline_asm_elementwise(
+                    INT4_FLOAT, "=r,=r,=r,=r,r", [word], dtype=(tl.bfloat16, tl.bfloat16), is_pure=True, pack=4
+                )
+            else:
+                low, high = tl.inline_asm_elementwise(
+                    INT5_FLOAT,
+                    "=r,=r,=r,=r,r,r,r",
+                    [word, fifth, shift.to(tl.uint8)],
+                    dtype=(tl.bfloat16, tl.bfloat16),
+                    is_pure=True,
+                    pack=4,
+                )
+    else:
+        low = (word & 15).to(tl.int32)
+        high = (word >> 4).to(tl.int32)
+        if BITS == 5:
+            bits = fifth.to(tl.int32)
+            low |= ((bits >> shift) & 1) << 4
+            high |= ((bits >> (shift + 4)) & 1) << 4
+        if tl.int8 == OPERAND:
+            low = low.to(tl.int8)
+            high = high.to(tl.int8)
+        else:
+            low = (low - (1 << (BITS - 1))).to(tl.float32).to(OPERAND)
+            high = (high - (1 << (BITS - 1))).to(tl.float32).to(OPERAND)
+    return low, high
+
+
+@triton.jit
+def scale_and_zero(steps):
+    """f32 scale and int32 zero point of PackedWeight.steps."""
+    scale = (steps & 0xFFFF).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+    return scale, steps >> 16
+
+
+def inline_ptx(device: torch.device) -> bool:
+    """Whether kernels on ``device`` take the hand-written unpacking."""
+    return (
+        device.type == "cuda" and torch.version.cuda is not None and torch.cuda.get_device_capability(device) >= (9, 0)
+    )
+
+
+def float_operand() -> tl.dtype:
+    """What floating-point products multiply: bf16, or f32 in the interpreter, which has no bf16 product."""
+    return tl.float32 if INTERPRETED else tl.bfloat16

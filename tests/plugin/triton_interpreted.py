@@ -1,0 +1,164 @@
+"""The Triton kernels, executed on the CPU by Triton's interpreter, against the reference.
+
+Not collected by name: Triton decides at its first import whether to interpret, so ``test_triton_kernels`` runs this
+file in a process of its own.
+"""
+
+import pytest
+import torch
+
+from paroquant_gfx1201 import reference, rotation
+from paroquant_gfx1201.errors import PluginError
+from paroquant_gfx1201.formats.projection import Projection
+from paroquant_gfx1201.kernels.triton import decode, prefill, producer, weights
+from paroquant_gfx1201.modes import Band
+from tests.plugin.conftest import random_projection, relative
+
+FLOAT32_FLOOR = 2e-6
+"""Relative error of f32 sums over the small K of these tests."""
+
+
+def as_reference(rows: producer.QuantizedRows) -> reference.Activations:
+    """The rows in the reference's layout."""
+    groups = len(rows.row_sums)
+    codes = rows.codes.float().unflatten(1, (groups, -1)).transpose(0, 1)
+    scales = rows.scales.unsqueeze(-1) if len(rows.scales) else torch.ones(1, len(rows.codes), 1)
+    return reference.Activations(codes, scales, rows.row_sums)
+
+
+def signed_permutations(groups: int, size: int, generator: torch.Generator) -> torch.Tensor:
+    """f32 [groups, size, size]: rotations by quarter turns and power-of-two scales, exact in any order of sums."""
+    matrices = torch.zeros(groups, size, size)
+    for group in range(groups):
+        order = torch.randperm(size, generator=generator)
+        signs = torch.randint(0, 2, (size,), generator=generator) * 2.0 - 1
+        powers = 2.0 ** torch.randint(-2, 3, (size,), generator=generator)
+        matrices[group, torch.arange(size), order] = signs * powers
+    return matrices
+
+
+def adversarial_rows(count: int, inputs: int, generator: torch.Generator) -> torch.Tensor:
+    """bf16 rows: random, all zero, subnormal, ties of the int8 and of the e4m3 grid, a huge range."""
+    x = torch.randn(count, inputs, generator=generator)
+    x[1 % count] = 0.0
+    x[2 % count] *= 1e-39
+    x[3 % count] = torch.arange(inputs) % 255 - 127
+    x[3 % count, ::2] *= 0.5
+    x[4 % count] = 2.0 ** (torch.arange(inputs) % 60 - 40).float()
+    return x.bfloat16()
+
+
+@pytest.mark.parametrize("element", ["int8", "e4m3"])
+@pytest.mark.parametrize("granularity", ["group", "token"])
+@pytest.mark.parametrize("size", [64, 128])
+def test_codes_scales_and_row_sums_are_the_references_bit_for_bit(element: str, granularity: str, size: int) -> None:
+    generator = torch.Generator().manual_seed(1)
+    x = adversarial_rows(7, 2 * size, generator)
+    matrices = torch.stack([signed_permutations(2, size, generator) for _ in range(2)])
+    band = Band(element, granularity, "loop")
+    expected = reference.quantize_activations(rotation.rotate_groups(x.float(), matrices), band)
+    actual = producer.quantize_rows(x, producer.split_rotation(matrices), element, granularity)
+    for index in range(2):
+        part = as_reference(actual.of(index))
+        assert torch.equal(part.codes, expected.of(index).codes)
+        assert torch.equal(part.scales, expected.of(index).scales)
+        assert torch.equal(part.row_sums, expected.of(index).row_sums)
+
+
+def test_the_three_terms_of_a_rotation_add_up_to_its_float32_matrix() -> None:
+    matrices = reference.rotation_matrices(random_projection(4)).unsqueeze(0)
+    terms = producer.split_rotation(matrices).double()
+    assert torch.equal(terms.sum(2), matrices.double())
+
+
+def test_bf16_rows_are_the_rotated_rows_rounded_to_nearest_even() -> None:
+    generator = torch.Generator().manual_seed(2)
+    matrices = signed_permutations(2, 64, generator).unsqueeze(0) * 1.01171875
+    x = torch.randn(5, 128, generator=generator).bfloat16()
+    rotated = rotation.rotate_groups(x.float(), matrices)[0]
+    actual = producer.quantize_rows(x, producer.split_rotation(matrices), "bf16").of(0)
+    assert torch.equal(as_reference(actual).codes, rotated.bfloat16().float())
+    assert actual.granularity == "none"
+
+
+def every_e4m3_step() -> torch.Tensor:
+    """f32: every e4m3 value, every midpoint between two, and the f32 neighbours of both."""
+    grid = torch.arange(127, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
+    points = torch.cat([grid, (grid[1:] + grid[:-1]) / 2])
+    points = torch.cat([points, points.nextafter(torch.tensor(1e9)), points.nextafter(torch.tensor(-1e9))])
+    return torch.cat([points, -points]).clamp(-448, 448)
+
+
+def test_a_step_on_or_beside_every_e4m3_midpoint_encodes_as_torch_does() -> None:
+    steps = every_e4m3_step()
+    size = 128
+    # One row a step: a peak of 448 makes the scale 448 * f32(1 / 448) = 1, so that the step is the value itself.
+    x = steps.bfloat16()
+    x = x[x.float() == x.float()]
+    rows = torch.zeros(len(x), size, dtype=torch.bfloat16)
+    rows[:, 0], rows[:, 1] = 448.0, x
+    eye = torch.eye(size).expand(1, 1, size, size)
+    actual = producer.quantize_rows(rows, producer.split_rotation(eye), "e4m3").of(0)
+    band = Band("e4m3", "group", "loop")
+    expected = reference.quantize_activations(rotation.rotate_groups(rows.float(), eye[0]), band)
+    assert torch.equal(as_reference(actual).codes, expected.codes)
+    assert not (actual.codes.view(torch.uint8) == 0x80).any()
+
+
+@pytest.mark.parametrize("bits", [4, 5])
+def test_packing_keeps_every_code_scale_and_zero(bits: int) -> None:
+    projection = random_projection(bits)
+    packed = weights.pack(projection)
+    expected = projection.codes.int() - projection.zeros.int().repeat_interleave(64, 0)
+    assert torch.equal(prefill.expand(packed).transpose(1, 2).flatten(0, 1).int(), expected)
+    assert torch.equal((packed.steps & 0xFFFF).short().view(torch.float16), projection.scales)
+
+
+def rows_for(projection: Projection, count: int, element: str, granularity: str) -> producer.QuantizedRows:
+    generator = torch.Generator().manual_seed(3)
+    x = (torch.randn(count, projection.inputs, generator=generator) + 0.5).bfloat16()
+    terms = producer.split_rotation(reference.rotation_matrices(projection).unsqueeze(0))
+    return producer.quantize_rows(x, terms, element, granularity).of(0)
+
+
+@pytest.mark.parametrize("bits", [4, 5])
+@pytest.mark.parametrize("element", ["int8", "e4m3", "bf16"])
+@pytest.mark.parametrize("count", [1, 17])
+def test_decode_is_float64_of_the_same_codes(bits: int, element: str, count: int) -> None:
+    projection = random_projection(bits)
+    prepared = reference.prepare(projection)
+    rows = rows_for(projection, count, element, "group")
+    expected = reference.same_codes(as_reference(rows), prepared.weight, prepared.offsets)
+    for splits in (1, 2):
+        tiles = decode.DecodeTiles(64, splits, 4, 2)
+        actual = decode.decode(rows, weights.pack(projection), torch.float32, tiles)
+        assert relative(actual, expected) < FLOAT32_FLOOR
+
+
+@pytest.mark.parametrize("bits", [4, 5])
+@pytest.mark.parametrize(
+    ("element", "granularity"),
+    [("int8", "group"), ("int8", "token"), ("e4m3", "group"), ("e4m3", "token"), ("bf16", "group")],
+)
+def test_prefill_is_float64_of_the_same_codes(bits: int, element: str, granularity: str) -> None:
+    projection = random_projection(bits)
+    prepared = reference.prepare(projection)
+    rows = rows_for(projection, 70, element, granularity)
+    expected = reference.same_codes(as_reference(rows), prepared.weight, prepared.offsets)
+    tiles = prefill.PrefillTiles(64, 64, 4, 2)
+    actual = prefill.prefill(rows, weights.pack(projection), torch.float32, tiles)
+    assert relative(actual, expected) < FLOAT32_FLOOR
+
+
+def test_decode_leaves_its_arrival_counters_at_zero_and_repeats_bit_for_bit() -> None:
+    projection = random_projection(5)
+    rows, packed = rows_for(projection, 3, "int8", "group"), weights.pack(projection)
+    tiles = decode.DecodeTiles(64, 3, 4, 2)
+    first = decode.decode(rows, packed, torch.float32, tiles)
+    assert torch.equal(first, decode.decode(rows, packed, torch.float32, tiles))
+
+
+def test_decode_refuses_rows_with_one_scale_per_token() -> None:
+    projection = random_projection(4)
+    with pytest.raises(PluginError, match="scales per token"):
+        decode.decode(rows_for(projection, 2, "int8", "token"), weights.pack(projection))
