@@ -22,6 +22,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from orchestrator import gate as gate_of
+from orchestrator import plain_yaml
 from orchestrator.errors import UsageError
 from orchestrator.records import from_jsonable
 from orchestrator.schema import ABTest, Detect, Experiment, Machine, Paths, Variant
@@ -97,7 +98,9 @@ def load(overrides: Sequence[str]) -> Experiment:
     if len(asked) > 1:
         raise UsageError(f"{' '.join(asked)}: more than one variant; keep one, or -m +variant=A,B runs both")
     _check_group_choices(overrides)
-    return _structure(_compose(_choose_box(overrides)))
+    chosen = _choose_box(overrides)
+    plain_yaml.require([conf_dir()], chosen)
+    return _structure(_compose(chosen))
 
 
 def load_arm(text: str, shared: Sequence[str]) -> Experiment:
@@ -133,6 +136,7 @@ def load_ab(overrides: Sequence[str]) -> ABTest:
         )
     _check_group_choices(overrides)
     chosen = _choose_box(overrides)
+    plain_yaml.require([conf_dir(), experiments_dir().parent], chosen)
     if "kind=floor" in chosen and not any(o.startswith("gate=") for o in chosen):
         chosen.append("gate=floor")
     if not named and not any(o.startswith("gate=") for o in chosen):

@@ -134,6 +134,24 @@ def test_a_damaged_box_is_named(conf, content, said):
     assert f"box/zz.yaml: {said}" in str(caught.value) and "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("typed", ["0100", "1:40", "0x40", "6_4", "0b1000000"])
+def test_a_number_that_yaml_reads_as_another_one_is_refused_with_its_line(conf, typed):
+    shipped = (conf / "variant" / "int5_i8_pg.yaml").read_text()
+    (conf / "variant" / "zz.yaml").write_text(
+        shipped.replace("knobs: {}", f"knobs:\n  RADIANCE_PQ_DECODE_MAX_M: {typed}").replace("int5_i8_pg\n", "zz\n", 1)
+    )
+    with pytest.raises(UsageError, match=rf"variant/zz\.yaml, line \d+: YAML reads {typed} as another number"):
+        config.load(["+variant=zz", "box=cpu"])
+
+
+def test_plain_and_quoted_numbers_of_a_variant_are_taken(conf):
+    shipped = (conf / "variant" / "int5.yaml").read_text()
+    text = shipped.replace("knobs: {}", "knobs: {RADIANCE_PQ_DECODE_MAX_M: 100, RADIANCE_PQ_CHECKALL: '1'}")
+    (conf / "variant" / "zz.yaml").write_text(text)
+    knobs = config.load(["+variant=zz", "box=cpu"]).variant.knobs
+    assert knobs == {"RADIANCE_PQ_DECODE_MAX_M": 100, "RADIANCE_PQ_CHECKALL": "1"}
+
+
 def test_a_damaged_variant_is_named(conf):
     (conf / "variant" / "zz.yaml").write_bytes(b"name: \xff\n")
     with pytest.raises(UsageError, match=r"variant/zz\.yaml: it is no UTF-8 text"):
