@@ -115,8 +115,14 @@ def stop(state: Path, box: str, progress: Progress, now: bool = False) -> str:
         try:
             current = slot.load(state, box)
         except OrchestratorError as error:
+            from orchestrator.engines.container import LABEL
+
             slot.remove(state, box)
-            return f"the slot of box {box} is empty now; a server of it may still run: {error}"
+            ended = sum(engines.reap("process", None, nonce) for nonce in slot.nonces(state, box))
+            return (
+                f"the slot of box {box} was damaged and is empty now; ended {ended} processes; a container may be "
+                f"left, see `docker ps --all --filter label={LABEL}.purpose=prod`: {error}"
+            )
         if current is None:
             raise UsageError(f"there is no prod on box {box}; `python -m orchestrator prod` lists the slots")
         if not now and prod_server.is_healthy(current):

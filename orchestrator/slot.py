@@ -103,6 +103,11 @@ def directory(state: Path, slot: Slot) -> Path:
     return state / "prod" / slot.box.name / slot.nonce
 
 
+def nonces(state: Path, box: str) -> list[str]:
+    """Of every boot that prod of the box has had and whose log is kept."""
+    return sorted(path.name for path in (state / "prod" / box).glob("*") if path.is_dir())
+
+
 def displacement(state: Path, box: str) -> Displacement | None:
     """The open entry, damaged ones included; None where prod was not taken down."""
     try:

@@ -239,6 +239,9 @@ def test_a_damaged_slot_is_status_1_with_what_to_do_and_blocks_a_run(site):
     run = site.run("end")
     assert run.communicate(timeout=30)[0] == "" and run.returncode == 1
     assert prod_server.is_healthy(prod), "what cannot be brought back is not taken down"
+    stop = site.cli("prod", "stop")
+    assert stop.returncode == 0 and "was damaged and is empty now; ended" in stop.stdout, stop.stderr
+    assert processes_of(prod.nonce) == [] and not prod_server.is_healthy(prod)
 
 
 def test_prod_that_comes_up_and_soon_ends_is_not_tried_for_ever(site):
