@@ -71,15 +71,15 @@ def ensure(experiment: Experiment, unquantized: Checkpoint, wanted: Checkpoint, 
         if _build(python, arguments, unquantized, f"convert {model.name} to bf16", EXPECTED_S["convert"], progress):
             made.append(f"{model.name} bf16")
     if wanted != unquantized and not is_prepared(wanted):
-        kind = str(wanted.recipe["format"])
+        kind, name = str(wanted.recipe["format"]), experiment.variant.weights.name
         calibration = Path(f"{wanted.path}.calibration.txt")
         write_bytes(calibration, calibration_text().encode())
         arguments = ["quantize", "--model", unquantized.path, "--format", kind, "--calibration", str(calibration)]
-        for name in ("group_size", "krot", "seed", "steps"):
-            arguments += [f"--{name.replace('_', '-')}", str(wanted.recipe[name])]
+        for key in ("group_size", "krot", "seed", "steps"):
+            arguments += [f"--{key.replace('_', '-')}", str(wanted.recipe[key])]
         try:
-            if _build(python, arguments, wanted, f"quantize {model.name} to {kind}", EXPECTED_S["quantize"], progress):
-                made.append(f"{model.name} {kind}")
+            if _build(python, arguments, wanted, f"quantize {model.name} to {name}", EXPECTED_S["quantize"], progress):
+                made.append(f"{model.name} {name}")
         finally:
             calibration.unlink(missing_ok=True)
     return made
