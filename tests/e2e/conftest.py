@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+# A shell starts a job in the background with SIGINT ignored, and what we start would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 ROOT = Path(__file__).parents[2]
 RUN_TIMEOUT_S = 900
 FIT_STEPS = 12  # a fifth of the demo's: a minute less for each checkpoint, and the order of the formats is the same
