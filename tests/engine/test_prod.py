@@ -64,6 +64,20 @@ def test_prod_is_displaced_and_back_in_a_container_of_its_own(serve, box, machin
     assert container.labels["paro-orchestrator.purpose"] == "prod"
 
 
+def test_the_guard_brings_prod_back_after_the_run_that_took_it_down_was_killed(serve, box, tmp_path):
+    before = serve(box)
+    command = [sys.executable, "-m", "tests.prod.a_run", "sleep", f"paths.state={tmp_path}"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as run:
+        assert run.stdout.readline() == "displaced\n"
+        run.kill()
+    assert containers_of(box.client, before.nonce) == [] and slot.displacement(tmp_path, "cpu")
+    done = guard(tmp_path)
+    assert done.returncode == 0 and "is back:" in done.stdout, done.stderr
+    after = slot.load(tmp_path, "cpu")
+    assert prod_server.is_healthy(after) and after.nonce != before.nonce
+    assert slot.displacement(tmp_path, "cpu") is None
+
+
 def test_the_guard_boots_prod_whose_container_somebody_removed(serve, box, tmp_path):
     before = serve(box)
     (container,) = containers_of(box.client, before.nonce)
