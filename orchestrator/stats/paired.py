@@ -113,14 +113,13 @@ def estimate(values: Sequence[float], where: Layout, floor_sd: float | None, flo
     import numpy
 
     y = numpy.asarray(values, dtype=float)
-    effect = float(y @ where.contrast)
     own = scatter(y, where.residuals) if where.dof else 0.0
     prior = floor_dof if floor_sd is not None else 0.0
     if where.dof == 0 and prior <= 0:
         return None
     variance, dof, borrowed = (v.item() for v in moderate(own, where.dof, (floor_sd or 0.0) ** 2, prior))
     return Estimate(
-        effect=0.0 if abs(effect) < rounding(y) else effect,
+        effect=float(y @ where.contrast),
         sd=variance**0.5,
         se=(variance * where.factor) ** 0.5,
         dof=dof,
