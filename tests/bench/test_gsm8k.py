@@ -35,8 +35,8 @@ class Dying(TruthServer):
 
     answers = 5
 
-    async def _stream(self, request, record, fault):
-        return await super()._stream(request, record, "http500" if len(self.sent) > self.answers else fault)
+    async def _stream(self, request, record, fault, number):
+        return await super()._stream(request, record, "http500" if number > self.answers else fault, number)
 
 
 @pytest.fixture
