@@ -30,6 +30,7 @@ def known(inputs: Inputs) -> BenchContext:
         max_logprobs=serve.get("max-logprobs", VLLM_MAX_LOGPROBS),
         batched_tokens=serve.get("max-num-batched-tokens"),
         vocabulary=vocabulary(Path(inputs.checkpoint(experiment.variant.weights).path)),
+        sampled_drafts=experiment.box.sampled_drafts or experiment.variant.speculation.method == "none",
         kv_capped="gpu-memory-utilization" not in serve or "kv-cache-memory-bytes" in serve,
     )
 

@@ -26,6 +26,8 @@ REPRODUCED = 0.9  # share of the outputs that arm A must repeat before equal out
 def fidelity(compared: Compared, look: Look) -> CriterionResult:
     """fidelity_not_worse: KL of B minus that of A, the documents paired."""
     unit = "nats"
+    if look.level < resample.LEAST_LEVEL:
+        return compared.result("INCONCLUSIVE", unit, _too_early(look, "documents"))
     by_boot = [_documents(compared, boot) for boot in compared.boots]
     if len({frozenset((name, size) for name, (_, size) in found.items()) for found in by_boot}) != 1:
         return compared.result("INVALID", unit, "documents: the boots did not score the same ones")
@@ -60,6 +62,8 @@ def counts_drafts(compared: Compared) -> bool:
 def acceptance(compared: Compared, look: Look) -> CriterionResult:
     """superior, non_inferior and equivalent, of tokens per step: a ratio of counts, the prompts paired."""
     unit = "relative"
+    if look.level < resample.LEAST_LEVEL:
+        return compared.result("INCONCLUSIVE", unit, _too_early(look, "prompts"))
     by_boot = [_drafts(compared, boot) for boot in compared.boots]
     if len({frozenset(found) for found in by_boot}) != 1:
         return compared.result("INVALID", unit, "prompts: the boots did not answer the same ones")
@@ -207,6 +211,13 @@ def _with_boots(
         return interval
     half = boots.interval(look.confidence)[1] - boots.effect
     return value - math.hypot(value - interval[0], half), value + math.hypot(interval[1] - value, half)
+
+
+def _too_early(look: Look, items: str) -> str:
+    return (
+        f"{items} decide at a level of {100 * resample.LEAST_LEVEL:g}% or more, and this look has "
+        f"{100 * look.level:.2g}%; a later look or a larger alpha lets them"
+    )
 
 
 def _items_needed(distance: float, drawn: resample.Resampled, look: Look, items: str) -> str:

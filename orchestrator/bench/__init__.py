@@ -67,6 +67,11 @@ def require_suite(suite_params: Mapping[str, Mapping[str, Any]], context: BenchC
     """Raises UsageError where a bench's parameters are wrong or its corpora lack what it needs; starts nothing."""
     for name, raw_params in suite_params.items():
         params = params_of(name, raw_params)
+        if getattr(params, "temperature", 0.0) > 0 and not context.sampled_drafts:
+            raise UsageError(
+                f"benches.{name}.temperature: {params.temperature:g}; this box's vLLM samples drafted tokens at a "
+                "temperature that nobody set (box.sampled_drafts is false), so the outputs would mean nothing; write 0"
+            )
         module_of(name).require(params, context)
 
 

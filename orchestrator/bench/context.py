@@ -38,6 +38,7 @@ class BenchContext:
     batched_tokens: int | None = None  # the server's max-num-batched-tokens
     vocabulary: int | None = None  # of the served model; None where its config is not there to be read
     kv_capped: bool = True  # the KV cache has a size of its own and does not take whatever memory is left
+    sampled_drafts: bool = True  # False: the server drafts, and takes a temperature above 0 for another one
     unfinished: Path | None = None  # where a bench keeps what it has of a measurement, for this plan; None: nowhere
 
     def require_room(self, tokens: int, what: str) -> None:

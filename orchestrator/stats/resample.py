@@ -12,6 +12,7 @@ from typing import Any
 
 DRAWS = 4000
 SEED = 20260901
+LEAST_LEVEL = 20 / DRAWS  # one-sided; further out too few draws lie beyond the quantile, and skewed items break it
 MIN_ITEMS = 12  # with fewer, intervals of skewed items fall short of their confidence by more than a point
 
 

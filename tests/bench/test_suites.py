@@ -10,6 +10,7 @@ import yaml
 from orchestrator.bench import REGISTRY, expected_s, params_of, require_suite
 from orchestrator.bench.context import BenchContext
 from orchestrator.corpora import Corpora
+from orchestrator.errors import UsageError
 from orchestrator.labels import BENCHES
 
 SUITES = Path(__file__).parents[2] / "conf" / "suite"
@@ -41,6 +42,13 @@ def test_the_drafter_suites_need_no_network_and_the_large_one_can_carry_a_claim(
     benches = suite(name)["benches"]
     require_suite(benches, BenchContext(seed=1, corpora=Corpora(tmp_path)))
     assert (benches["acceptance"]["claim"] == "drafter") == (name == "drafter")
+
+
+def test_a_server_that_samples_drafts_wrongly_is_asked_at_temperature_0_only(tmp_path: Path):
+    context = BenchContext(seed=1, corpora=Corpora(tmp_path), sampled_drafts=False)
+    require_suite(suite("drafter_smoke")["benches"], context)
+    with pytest.raises(UsageError, match=r"benches\.acceptance\.temperature: 0\.7.*write 0"):
+        require_suite(suite("drafter")["benches"], context)
 
 
 @pytest.mark.parametrize(("name", "limit_s"), [("smoke", 60), ("quick", 300)])

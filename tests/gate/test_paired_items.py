@@ -70,6 +70,14 @@ def test_boots_that_differ_as_wholes_widen_the_interval_over_documents(ab):
     assert (same.state, shaky.state) == ("PASS", "INCONCLUSIVE")
 
 
+@pytest.mark.parametrize(("looks", "state"), [((2, 4), "PASS"), ((2, 6), "INCONCLUSIVE")])
+def test_a_look_further_out_than_the_draws_reach_is_not_decided_by_documents(ab, looks, state):
+    """Of 2 of 4 blocks 0.56% is spent, of 2 of 6 0.07%: three of 4,000 draws."""
+    verdict = decide(ab(documents(0.0)), KL, looks=looks)
+    assert verdict.criteria[0].state == state, verdict.criteria[0]
+    assert ("a later look" in verdict.criteria[0].sentence) == (state == "INCONCLUSIVE")
+
+
 def test_too_few_documents_decide_nothing(ab):
     verdict = decide(ab(documents(0.0, count=8)), KL)
     assert verdict.state == "INCONCLUSIVE" and "8 documents" in verdict.reasons[0]
