@@ -32,6 +32,7 @@ from orchestrator.errors import InvalidMeasurement, UsageError
 from orchestrator.executor import Executor, OnTheBox
 from orchestrator.gate import BootResult, Gate
 from orchestrator.inputs import Inputs, gather
+from orchestrator.labels import WORDS
 from orchestrator.plan import ServePlan
 from orchestrator.progress import Progress
 from orchestrator.records import Boot, to_jsonable
@@ -48,7 +49,11 @@ BENCH_OF = {  # the first word of a metric -> the bench that measures it
     "word_problems": "gsm8k",
     "gsm8k": "gsm8k",
     "kl": "kld",
+    "acceptance": "acceptance",
+    "greedy": "greedy",
+    "battery": "battery",
 }
+OF_NO_BENCH = ("boot", "*")
 
 
 @dataclass
@@ -115,12 +120,25 @@ def plan_faults(gate: Gate, inputs: Mapping[Arm, Inputs]) -> list[str]:
 def require_benches(gate: Gate, suite: Suite) -> None:
     """Raises UsageError where the suite does not measure what the gate must have."""
     for name, criterion in gate.criteria.items():
-        bench = BENCH_OF.get(criterion.metric.partition(".")[0])
+        first, *what = criterion.metric.split(".")
+        bench = BENCH_OF.get(first)
+        if bench is None and first not in OF_NO_BENCH:
+            raise UsageError(
+                f"{_metric_key(gate, name)}: {first} measures nothing; write {', '.join(BENCH_OF)} or boot"
+            )
+        if bench is not None and what and not any(".".join(what[: n + 1]) in WORDS for n in range(len(what))):
+            raise UsageError(
+                f"{_metric_key(gate, name)}: {criterion.metric} is no metric; docs/methodology.md names them"
+            )
         if criterion.required and bench is not None and bench not in suite.benches:
             raise UsageError(
                 f"gate={gate.name}: criterion {name} needs the bench {bench}, which suite {suite.name} has not; "
                 "choose another suite"
             )
+
+
+def _metric_key(gate: Gate, criterion: str) -> str:
+    return f"gate={gate.name}: criteria.{criterion}.metric"
 
 
 @contextmanager

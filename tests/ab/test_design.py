@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
 
-from orchestrator import ab_run, design, design_text
+from orchestrator import ab_run, config, design, design_text, gate
 from orchestrator.errors import UsageError
+from orchestrator.gate import Criterion, Gate
 from orchestrator.schema import Suite
 from orchestrator.stats.floor import Floor
 from tests.ab.simulated import GATE, METRIC
@@ -73,3 +75,21 @@ def test_a_suite_without_what_the_gate_must_have_is_refused_before_the_first_boo
         UsageError, match="criterion decode needs the bench decode_ctx, which suite only_prefill has not"
     ):
         ab_run.checked(world.test(suite=only_prefill))
+
+
+@pytest.mark.parametrize(
+    ("metric", "said"),
+    [("decod.ms_per_step.ctx*", "decod measures nothing"), ("decode.ms_per_stp.ctx*", "is no metric")],
+)
+def test_a_metric_that_nothing_measures_is_refused_before_a_boot(metric, said):
+    suite = Suite("s", 1, {"decode_ctx": {}})
+    made = Gate("g", {"c": Criterion(metric, "superior", "primary", min_effect=0.0)})
+    with pytest.raises(UsageError, match=rf"gate=g: criteria\.c\.metric: .*{said}"):
+        ab_run.require_benches(made, suite)
+
+
+@pytest.mark.parametrize("path", sorted((config.conf_dir() / "gate").glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_metric_of_a_shipped_gate_is_one(path):
+    shipped = gate.load(path.stem)
+    required = {name: replace(criterion, required=False) for name, criterion in shipped.criteria.items()}
+    ab_run.require_benches(replace(shipped, criteria=required), Suite("s", 1, {}))
