@@ -65,6 +65,8 @@ def resume(entry: Entry, paths: Paths, overrides: Sequence[str], quiet: bool = F
     if not (entry.artifacts / RECORD).exists():
         raise UsageError(f"run {entry.run_id} was ended before its first A/B was planned; start the sweep again")
     test = replace(from_jsonable(ABTest, catalog.read_json(entry.artifacts / RECORD)), paths=paths)
+    if entry.status == "FINISHED":
+        return _said(test, entry.tags["verdict"], entry.tags["best"], entry.run_id)
     ab_run.require_ended(entry)
     first = ab_run.checked(pair(test, *test.sweep.values[:2]))["a"]
     with ab_run.site(test, first, overrides, quiet) as place:
@@ -113,9 +115,13 @@ def _conduct(test: ABTest, place: ab_run.Site, log: Any) -> int:
     log.set_tag("verdict", state)
     log.set_tag("best", str(best))
     log.finish("FINISHED", f"the best {test.sweep.key} is {best}")
+    return _said(test, state, str(best), log.run_id)
+
+
+def _said(test: ABTest, state: str, best: str, run_id: str) -> int:
     values = ", ".join(map(str, test.sweep.values))
     with console.to_a_reader_that_may_leave():
-        print(f"{state}  {test.sweep.key} = {best} is the best of {values} (run {log.run_id})", flush=True)
+        print(f"{state}  {test.sweep.key} = {best} is the best of {values} (run {run_id})", flush=True)
     return EXIT[state]
 
 

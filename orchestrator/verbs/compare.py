@@ -44,6 +44,10 @@ def _ab(options: Options) -> int:
 def _resume(options: Options) -> int:
     from orchestrator import ab_run, catalog, sweep
 
+    if changed := [word for word in options.overrides if not word.startswith(("paths.", "box="))]:
+        raise UsageError(
+            f"--resume: {changed[0]} would change what was begun; leave it out, or start another A/B with it"
+        )
     paths = _paths(options.overrides)
     entry = catalog.find(Path(paths.tracking), options.resume)
     if entry.parent:  # an A/B of a sweep: the rest of the sweep is to follow

@@ -62,6 +62,15 @@ def test_an_interrupted_sweep_goes_on_within_the_ab_that_was_cut_off(new_world):
     assert len(contests(world)) == 2 and len(world.made) == 8 + 8 + 1, "the boot that was cut off is done again"
 
 
+def test_a_finished_sweep_shows_its_outcome_again_and_boots_nothing(new_world, capsys):
+    world = new_world(b_better=0.05)
+    sweep.start(swept(world), [], quiet=True)
+    said, made = capsys.readouterr().out.splitlines()[-1], len(world.made)
+    (whole,) = [entry for entry in catalog.entries(world.root / "tracking") if entry.tags.get("kind") == "sweep"]
+    assert sweep.resume(whole, swept(world).paths, [], quiet=True) == 0
+    assert capsys.readouterr().out.splitlines() == [said] and len(world.made) == made
+
+
 @pytest.mark.parametrize(
     ("found", "state"),
     [
