@@ -15,11 +15,10 @@ from pathlib import Path
 from orchestrator import compile_cache, engines, evidence, interrupts, journal, kernel_log, owner, probe
 from orchestrator.engines import Server, daemon
 from orchestrator.errors import BootError, OrchestratorError, UsageError
-from orchestrator.plan import ServePlan, secrets_of, with_nonce
+from orchestrator.plan import ServePlan, masked, secrets_of, with_nonce
 from orchestrator.records import Boot, EnvReading, Target, write_bytes
 from orchestrator.schema import Engine
 
-MASK = "***"
 POLL_S = 0.25
 SERVERS = frozenset({"api_server", "engine_core", "worker"})  # roles that live as long as the boot
 FAILED_ENGINE_S = 20  # for a server whose engine failed to end by itself, which it does not always
@@ -149,7 +148,7 @@ def _wait_ready(
             stuck = evidence.engine_failed(_read(log_path))
             reason = "did not end, though its engine failed" if stuck else f"was not ready after {timeout_s:.0f} s"
         if reason is not None:
-            log = _masked(_read(log_path), secrets)
+            log = masked(_read(log_path), secrets)
             cause = kernel.hint() or evidence.hint(log)
             line = f"the server of variant {plan.variant} {reason}" + (f": {cause}" if cause else "")
             raise BootError(f"{line}; its log: {log_path}", evidence.last_useful_lines(log), log_path)
@@ -198,16 +197,9 @@ def _with_faults(boot: Boot, faults: list[str]) -> Boot:
     return replace(boot, status="invalid", reasons=(*boot.reasons, *faults)) if faults else boot
 
 
-def _masked(text: str, secrets: Mapping[str, str]) -> str:
-    """The text without the values of secrets, which a server may print; the log goes to the terminal and to MLflow."""
-    for value in sorted(secrets.values(), key=len, reverse=True):
-        text = text.replace(value, MASK)
-    return text
-
-
 def _mask_log(path: Path, secrets: Mapping[str, str]) -> None:
     if any(value in (log := _read(path)) for value in secrets.values()):
-        write_bytes(path, _masked(log, secrets).encode())
+        write_bytes(path, masked(log, secrets).encode())
 
 
 def _read(path: Path) -> str:

@@ -1,4 +1,5 @@
-"""What lies in the caches and how to get room: checkpoints, compile caches, KL references, plugin builds, boot logs."""
+"""What lies in the caches and how to get room: checkpoints, compile caches, KL references, plugin builds, boot logs,
+measurements that were cut off."""
 
 from __future__ import annotations
 
@@ -11,12 +12,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from orchestrator import compile_cache, lease, owner, slot
 from orchestrator.errors import OrchestratorError, UsageError
 
-Kind = Literal["model", "compile", "reference", "plugin", "boot log"]
+Kind = Literal["model", "compile", "reference", "plugin", "boot log", "unfinished"]
 DAY_S = 86400
 DEFAULT_OLDER_THAN_DAYS = 30.0
 PRUNING = ".pruning-"
@@ -36,7 +37,7 @@ class Entry:
 
     @property
     def name(self) -> str:
-        return self.path.name if self.kind in ("compile", "plugin", "boot log") else "/".join(self.path.parts[-2:])
+        return "/".join(self.path.parts[-2:]) if self.kind in ("model", "reference") else self.path.name
 
 
 def entries(cache: Path, state: Path) -> list[Entry]:
@@ -49,8 +50,9 @@ def entries(cache: Path, state: Path) -> list[Entry]:
         *(_entry("plugin", path, prod) for path in _directories(cache / "plugins", 1)),
         *(_boot_entry(path, prod) for path in _directories(state / "boots", 1)),
         *(_entry("boot log", path, prod) for box in _directories(state / "prod", 1) for path in _directories(box, 1)),
+        *(_entry("unfinished", path, prod) for path in _directories(state / "unfinished", 1)),
     ]
-    order = {kind: n for n, kind in enumerate(("model", "compile", "reference", "plugin", "boot log"))}
+    order = {kind: n for n, kind in enumerate(get_args(Kind))}
     return sorted(found, key=lambda entry: (order[entry.kind], -entry.size_bytes, entry.name))
 
 
@@ -210,7 +212,7 @@ def _half_removed(cache: Path, state: Path) -> Iterator[Path]:
     """What a prune that was killed left."""
     for place in ("models/*", "serve", "references/*", "plugins"):
         yield from cache.glob(f"{place}/{PRUNING}*")
-    for place in ("boots", "prod/*"):
+    for place in ("boots", "prod/*", "unfinished"):
         yield from state.glob(f"{place}/{PRUNING}*")
 
 

@@ -23,6 +23,7 @@ NONCE_VARIABLE = "RADIANCE_BOOT_NONCE"
 ATTEST_VARIABLE = "RADIANCE_ATTEST_DIR"
 KNOB_FAMILIES = ("RADIANCE_PAROQUANT", "RADIANCE_PQ", "RADIANCE_MXFP4_", "RADIANCE_NVFP4_")  # read by the plugin alone
 SECRET_ENDINGS = ("TOKEN", "KEY", "SECRET", "PASSWORD", "PASSWD", "CREDENTIAL", "CREDENTIALS")
+MASK = "***"  # what stands for the value of a secret
 
 __all__ = ["Container", "Mount", "Resolved", "ServePlan", "as_json", "render", "secrets_of", "with_nonce"]
 
@@ -142,6 +143,13 @@ def secrets_of(plan: ServePlan, environment: Mapping[str, str]) -> dict[str, str
         if not environment.get(name):
             raise UsageError(f"box.env_secret: {name} is not set here; export {name}, or take it out of box.env_secret")
     return {name: environment[name] for name in plan.secrets}
+
+
+def masked(text: str, secrets: Mapping[str, str]) -> str:
+    """The text without the values of secrets, which a server may print; the log goes to the terminal and to MLflow."""
+    for value in sorted(secrets.values(), key=len, reverse=True):
+        text = text.replace(value, MASK)
+    return text
 
 
 def as_json(plan: ServePlan) -> str:

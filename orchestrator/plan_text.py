@@ -8,11 +8,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from orchestrator.places import Container
-from orchestrator.plan import ServePlan
+from orchestrator.plan import MASK, ServePlan
 from orchestrator.records import to_jsonable
 
 MISSING = "(not here)"
-MASK = "***"
 
 
 def as_text(plan: ServePlan) -> str:

@@ -18,7 +18,7 @@ from orchestrator.boot import check_port
 from orchestrator.engines import Server
 from orchestrator.engines.process import processes_of
 from orchestrator.errors import BootError, UsageError
-from orchestrator.plan import secrets_of, with_nonce
+from orchestrator.plan import masked, secrets_of, with_nonce
 from orchestrator.progress import Progress, span
 from orchestrator.slot import Slot
 
@@ -90,6 +90,7 @@ def wait(prod: Slot, state: Path, progress: Progress, server: Server | None = No
             if reason is not None:
                 log_path = slot.directory(state, prod) / engines.LOG_NAME
                 log = log_path.read_text(errors="replace") if log_path.exists() else ""
+                log = masked(log, secrets_of(prod.plan, os.environ))
                 cause = evidence.hint(log)
                 line = f"prod ({prod.plan.variant}) {reason}" + (f": {cause}" if cause else "")
                 raise BootError(f"{line}; its log: {log_path}", evidence.last_useful_lines(log), log_path)

@@ -40,13 +40,21 @@ def socket_of(engine: Engine) -> str:
 
 
 def connect(kind: str, socket: str) -> DockerClient:
-    """A client of the daemon, every call of which ends in time. Raises Unreachable, in one line."""
+    """A client of the daemon, every call of which ends in time.
+
+    Raises Unreachable, and UsageError for docker's daemon where podman's is meant: plans are rendered for one of them.
+    """
     import docker
 
     try:
-        return docker.DockerClient(base_url=socket, version="auto", timeout=CALL_TIMEOUT_S)
+        client = docker.DockerClient(base_url=socket, version="auto", timeout=CALL_TIMEOUT_S)
+        parts = client.version().get("Components") or [] if kind == "podman" else None
     except (docker.errors.DockerException, ValueError) as error:  # ValueError: a URL with a port that is none
         raise _unreachable(kind, socket, error) from None
+    if parts is not None and not any("podman" in str(part.get("Name", "")).lower() for part in parts):
+        client.close()
+        raise UsageError(f"engine.socket: at {socket} is docker, not podman; write engine=docker, or podman's socket")
+    return client
 
 
 def patiently(call: Callable[[], T], kind: str, socket: str) -> T:

@@ -36,6 +36,7 @@ def places(tmp_path: Path):
         "reference": root / "references" / "stack0" / "key0",
         "plugin": root / "plugins" / "bbbb",
         "boot log": state / "boots" / "cccc",
+        "unfinished": state / "unfinished" / "dddd",
     }
     for path in made.values():
         path.mkdir(parents=True)
@@ -69,18 +70,18 @@ def test_everything_is_listed_with_its_kind_size_age_and_state(places):
 def test_what_was_not_used_for_thirty_days_goes_and_the_rest_stays(places):
     made = places[2]
     os.utime(made["model"] / "data")
-    assert prune(places) == {"compile", "reference", "plugin", "boot log"}
+    assert prune(places) == {"compile", "reference", "plugin", "boot log", "unfinished"}
     assert made["model"].is_dir() and not made["compile"].exists() and not made["boot log"].exists()
 
 
 def test_a_dry_run_removes_nothing(places):
-    assert len(prune(places, dry_run=True)) == 5
+    assert len(prune(places, dry_run=True)) == 6
     assert all(path.is_dir() for path in places[2].values())
 
 
 def test_an_age_of_its_own(places):
     assert prune(places, older_than_days=101) == set()
-    assert len(prune(places, older_than_days=99)) == 5
+    assert len(prune(places, older_than_days=99)) == 6
 
 
 def entry(name: str, days: float, used_by: str = "") -> Entry:
@@ -111,7 +112,7 @@ def test_what_prod_needs_stays_however_old_it_is(places, plan_of):
     old = state / "prod" / "cpu" / "eeee"
     old.mkdir()
     age(root, state, days=100)
-    assert prune(places, older_than_days=0) == {"reference", "boot log"}
+    assert prune(places, older_than_days=0) == {"reference", "boot log", "unfinished"}
     assert made["model"].is_dir() and made["compile"].is_dir() and made["plugin"].is_dir()
     assert log.is_dir() and not old.exists()
     assert {e.used_by for e in cache.entries(root, state)} == {"prod of box cpu"}
@@ -132,7 +133,7 @@ def test_nothing_is_pruned_while_a_run_holds_the_box(places):
             prune(places)
         assert all(path.is_dir() for path in places[2].values())
         holder.kill()
-    assert len(prune(places)) == 5
+    assert len(prune(places)) == 6
 
 
 def test_an_open_boot_a_cache_that_warms_and_a_checkpoint_in_preparation_stay(places):
@@ -145,7 +146,7 @@ def test_an_open_boot_a_cache_that_warms_and_a_checkpoint_in_preparation_stay(pl
         age(root, state, days=100)
         found = {entry.kind: entry for entry in cache.entries(root, state)}
         assert found["compile"].state == "warming" and found["model"].used_by == "being prepared"
-        assert prune(places) == {"reference", "plugin"}
+        assert prune(places) == {"reference", "plugin", "unfinished"}
 
 
 def test_a_boot_that_ended_before_it_had_a_journal_goes_with_the_others(places):
@@ -197,7 +198,7 @@ def test_the_verbs_list_and_prune(places):
         return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True, timeout=60).stdout
 
     listed = call()
-    assert listed == call("list") and "smollm2/int5-0123" in listed and "5 entries, " in listed
+    assert listed == call("list") and "smollm2/int5-0123" in listed and "6 entries, " in listed
     assert "nothing was removed" in call("prune", "--dry-run", "--older-than", "30")
     assert "removed 0 of them" in call("prune", "--keep", "1")
     assert "removed 5 of them" in call("prune")

@@ -22,6 +22,7 @@ from orchestrator.engines import daemon
 from orchestrator.engines.container import LABEL, ContainerServer, containers_of
 from orchestrator.engines.process import processes_of
 from orchestrator.errors import BootError, UsageError
+from orchestrator.schema import Engine
 from tests.engine.conftest import IMAGE, PYTHON, Daemon, free_port
 
 pytestmark = pytest.mark.engine
@@ -174,6 +175,12 @@ def test_a_name_that_no_image_can_have_and_a_port_that_is_none_are_one_line(dock
         daemon.image_id(docker_box.engine, "Bad Name")
     with pytest.raises(UsageError, match=r"engine.socket: docker cannot be reached at tcp://127.0.0.1:none"):
         daemon.connect("docker", "tcp://127.0.0.1:none")
+
+
+def test_docker_behind_the_socket_of_podman_is_refused(docker_box):
+    engine = Engine("podman", None, 60, 2, daemon.socket_of(docker_box.engine))
+    with pytest.raises(UsageError, match=r"engine.socket: at .* is docker, not podman; write engine=docker"):
+        daemon.image_id(engine, "paro-stub:1")
 
 
 def test_an_image_that_was_removed_since_the_plan_is_said(stub_plan, box, tmp_path):

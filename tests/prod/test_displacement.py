@@ -12,6 +12,7 @@ from dataclasses import replace
 import pytest
 
 from orchestrator import prod, prod_server, slot
+from orchestrator.engines import LOG_NAME
 from orchestrator.engines.process import processes_of
 from orchestrator.errors import BootError
 from tests.prod.conftest import ENGINE, QUIET, end, record, wait_for_line
@@ -203,6 +204,18 @@ def test_prod_that_does_not_come_back_is_status_1_and_stays_owed(site):
     assert guard.returncode == 1 and "is NOT back" in guard.stderr and site.displaced_file.exists()
     site.broken.unlink()
     assert site.cli("guard", "--quiet").returncode == 0 and site.healthy() and not site.displaced_file.exists()
+
+
+def test_a_secret_in_the_log_of_a_failed_prod_is_not_said(site, monkeypatch):
+    served = site.serve()
+    prod_server.end(served)
+    monkeypatch.setenv("HF_TOKEN", "hf_of_the_test")
+    log = slot.directory(site.state, served) / LOG_NAME
+    log.write_text("RuntimeError: 401 for token hf_of_the_test\n")
+    with pytest.raises(BootError) as failed:
+        with_secret = replace(served, plan=replace(served.plan, secrets=("HF_TOKEN",)))
+        prod_server.wait(with_secret, site.state, QUIET)
+    assert "401 for token ***" in failed.value.detail and "hf_of_the_test" not in str(failed.value)
 
 
 def test_prod_that_never_comes_up_is_not_tried_for_ever(site):
