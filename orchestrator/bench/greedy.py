@@ -1,8 +1,8 @@
 """greedy: fixed prompts at temperature 0, one at a time, sent several times to the same boot.
 
 What a boot does not reproduce itself proves nothing about another one. So each prompt is asked `passes` times (the
-first finds a cold prefix cache, the later ones their own prompt in it) and `compare` takes only the prompts whose
-outputs were all the same.
+first finds a cold prefix cache, the later ones their own prompt in it). The claim `identical` of a gate compares boots,
+on what those of arm A repeat.
 """
 
 from __future__ import annotations
@@ -29,16 +29,6 @@ class Params:
     def __post_init__(self) -> None:
         if self.prompts_per_category < 1 or self.max_tokens < 2 or self.passes < 2:
             raise ValueError("prompts_per_category must be >= 1, max_tokens and passes >= 2")
-
-
-@dataclass(frozen=True)
-class Agreement:
-    """Two boots' outputs. `differing` maps a prompt's id to the first token in which they differ."""
-
-    compared: int
-    identical: int
-    not_reproduced: tuple[str, ...]  # prompts that the first boot does not reproduce itself
-    differing: Mapping[str, int]
 
 
 def expected_s(params: Params, rates: Rates) -> float:
@@ -114,21 +104,6 @@ def summary(samples: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     if firsts:
         metrics["greedy.first_difference_tokens"] = float(statistics.median(firsts))
     return metrics
-
-
-def compare(a: Sequence[Mapping[str, Any]], b: Sequence[Mapping[str, Any]]) -> Agreement:
-    """The samples of boot A against those of boot B, first pass against first pass.
-
-    Only prompts that A reproduced itself count; one that failed on either side is left out.
-    """
-    ours, theirs = _by_prompt(a), _by_prompt(b)
-    common = [name for name in ours if ours[name] and theirs.get(name)]
-    steady = [name for name in common if ours[name].count(ours[name][0]) == len(ours[name])]
-    differing = {
-        name: _first_difference(ours[name][0], theirs[name][0]) for name in steady if ours[name][0] != theirs[name][0]
-    }
-    left_out = tuple(name for name in common if name not in steady)
-    return Agreement(len(steady), len(steady) - len(differing), left_out, differing)
 
 
 def _by_prompt(samples: Sequence[Mapping[str, Any]]) -> dict[str, list[tuple[int, ...]]]:

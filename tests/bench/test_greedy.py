@@ -1,4 +1,4 @@
-"""greedy: a boot against itself first, then another one against what it reproduces."""
+"""greedy: a boot against itself, before it is compared with another one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from orchestrator.corpora import CATEGORIES
 PARAMS = {"prompts_per_category": 1, "max_tokens": 20, "passes": 3}
 
 
-def answering(fickle: dict[str, set[int]], changed: str = "") -> TruthServer:
+def answering(fickle: dict[str, set[int]]) -> TruthServer:
     """Repeats the prompt; in the passes of `fickle` (category -> numbers) with another word at its end."""
     asked: Counter[str] = Counter()
 
@@ -22,7 +22,6 @@ def answering(fickle: dict[str, set[int]], changed: str = "") -> TruthServer:
         (category,) = (name for name in CATEGORIES if f"Write {name} number" in text)
         number = asked[category]
         asked[category] += 1
-        text = text.replace("Write", "Writing") if category == changed else text
         return f"{text} now" if number in fickle.get(category, ()) else f"{text} then"
 
     return TruthServer(Script(reply=reply, gap_s=0.0))
@@ -55,20 +54,10 @@ def test_requests_are_fixed_greedy_and_one_at_a_time(context):
     assert found.metrics["greedy.self_agreement"] == 1.0 and "greedy.first_difference_tokens" not in found.metrics
 
 
-def test_only_what_a_boot_reproduces_is_compared_with_another_one(context):
-    a = measured("greedy", answering({"code": {1}}), PARAMS, context).samples
-    b = measured("greedy", answering({"json": {2}}, changed="prose"), PARAMS, context).samples
-    found = greedy.compare(a, b)
-    assert (found.compared, found.identical, found.not_reproduced) == (7, 6, ("code-0",))
-    assert found.differing == {"prose-0": 4}  # "Writing" against "Write "
-    assert greedy.compare(b, a).not_reproduced == ("json-0",)
-
-
 def test_a_boot_that_reproduces_nothing_says_that_it_proves_nothing(context):
     found = measured("greedy", answering({category: {1} for category in CATEGORIES}), PARAMS, context)
     assert found.metrics["greedy.self_agreement"] == 0.0
     assert found.notes == ("this boot reproduces none of its own outputs: nothing can be said about another's",)
-    assert greedy.compare(found.samples, found.samples).compared == 0
 
 
 def test_a_failed_pass_takes_its_prompt_out(context):
