@@ -11,14 +11,14 @@ not hold is skipped and counted. Without, every prompt is as short as it stands.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy
 
 from orchestrator.bench.context import BenchContext, Clock, Rates, Window, close_window, conclude
-from orchestrator.bench.grid import Job, jobs, material_tokens
+from orchestrator.bench.grid import Job, jobs
 from orchestrator.bench.load import MAX_LAG_P99_MS, MIN_OFFERED_SHARE, Load, closed_loop
 from orchestrator.client import Client, Completion
 from orchestrator.corpora import CATEGORIES, Prompt
@@ -53,13 +53,18 @@ class Params:
         if not 1 <= self.medium_tokens <= self.long_tokens:
             raise ValueError("1 <= medium_tokens <= long_tokens")
 
+    @property
+    def material_tokens(self) -> Mapping[str, int]:
+        """Input length of the grid -> tokens of material before the prompt; empty without a grid."""
+        return {"short": 0, "medium": self.medium_tokens, "long": self.long_tokens} if self.grid else {}
+
 
 def expected_s(params: Params, rates: Rates) -> float:
     tokens = len(CATEGORIES) * params.prompts_per_category * params.max_tokens
     read = 0.0
     if params.grid:  # a third of the prompts each; output is 512 tokens in the middle
         tokens = len(CATEGORIES) * params.prompts_per_category * min(params.max_tokens, 512)
-        lengths = (length for length in material_tokens(params).values() if length < (rates.window_tokens or 2**31))
+        lengths = (length for length in params.material_tokens.values() if length < (rates.window_tokens or 2**31))
         read = len(CATEGORIES) * params.prompts_per_category / 3 * sum(lengths) / rates.prefill_tok_per_s
     return sum(
         read + tokens / (rates.decode_tok_per_s if level == 1 else rates.batch_tok_per_s)
@@ -91,7 +96,10 @@ async def measure(target: Target, params: Params, context: BenchContext) -> Meas
         context.advance(finished, len(chosen) * len(params.concurrency), "betterbench")
 
     async with Client(target) as client:
-        chosen, skipped = await jobs(client, target, params, context, _choose(prompts, params.prompts_per_category))
+        asked, skipped = _choose(prompts, params.prompts_per_category), []
+        chosen = [Job(prompt) for prompt in asked]
+        if params.grid:
+            chosen, skipped = await jobs(client, target, context, asked, params.material_tokens, params.max_tokens)
         metrics["betterbench.skipped"] = float(len(skipped))
         samples += [{"prompt_id": job.prompt.id, "cell": job.cell, "skipped": "over the window"} for job in skipped]
         notes += [f"skipped over the window: {', '.join(job.prompt.id for job in skipped)}"] if skipped else []

@@ -5,16 +5,12 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from orchestrator.bench.context import BenchContext
 from orchestrator.bench.prompts import paragraphs
 from orchestrator.client import Client
 from orchestrator.corpora import Prompt
 from orchestrator.records import Target
-
-if TYPE_CHECKING:
-    from orchestrator.bench.betterbench import Params
 
 OUTPUT_TOKENS = {"short": 64, "medium": 512, "long": 2048}
 OF_CODE = ("code", "json", "file_edit")  # categories whose material is code
@@ -30,26 +26,24 @@ class Job:
     cell: str = ""
 
 
-def material_tokens(params: Params) -> Mapping[str, int]:
-    """Input length -> tokens of material before the prompt."""
-    return {"short": 0, "medium": params.medium_tokens, "long": params.long_tokens}
-
-
 async def jobs(
-    client: Client, target: Target, params: Params, context: BenchContext, chosen: Sequence[Prompt]
+    client: Client,
+    target: Target,
+    context: BenchContext,
+    chosen: Sequence[Prompt],
+    material_tokens: Mapping[str, int],
+    max_tokens: int,
 ) -> tuple[list[Job], list[Job]]:
-    """(jobs, those that do not fit the server's window)."""
-    if not params.grid:
-        return [Job(prompt) for prompt in chosen], []
+    """(jobs, those that do not fit the server's window). `material_tokens` by input length: before the prompt."""
     grid, corpora = context.corpora.grid(), context.corpora
     pools = {corpus.name: await paragraphs(client, corpus) for corpus in (corpora.prose(), corpora.code())}
     fitting, skipped = [], []
     for prompt in chosen:
         wanted, produced = grid[prompt.id]
-        length = material_tokens(params)[wanted]
+        length = material_tokens[wanted]
         job = Job(replace(prompt, max_tokens=OUTPUT_TOKENS[produced]), "", f"{wanted}_{produced}")
         taken = length + len(await client.tokenize(prompt.prompt)) + TEMPLATE_TOKENS
-        if taken + min(job.prompt.max_tokens, params.max_tokens) > target.max_model_len_tokens:
+        if taken + min(job.prompt.max_tokens, max_tokens) > target.max_model_len_tokens:
             skipped.append(job)
             continue
         if length:

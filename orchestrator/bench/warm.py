@@ -7,7 +7,6 @@ from typing import Any
 
 from orchestrator.bench import decode_ctx, params_of
 from orchestrator.bench.context import BenchContext
-from orchestrator.bench.grid import material_tokens
 from orchestrator.bench.load import closed_loop
 from orchestrator.bench.prompts import paragraphs, random_prompt
 from orchestrator.client import Client, Completion
@@ -64,7 +63,7 @@ def shapes(
         lengths |= {decode_ctx.prompt_tokens(n): min(GENERATE_TOKENS, bench.generate_tokens) for n in measured}
     if bench := params.get("betterbench"):
         concurrency |= set(bench.concurrency)
-        read = material_tokens(bench).values() if bench.grid else ()
+        read = bench.material_tokens.values()
         lengths |= {length: GENERATE_TOKENS for length in read if 0 < length <= window_tokens - GENERATE_TOKENS}
     if params.keys() & {"acceptance", "greedy"}:
         concurrency.add(1)
