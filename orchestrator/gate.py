@@ -110,7 +110,7 @@ def load(name: str) -> Gate:
     """A shipped gate by its name."""
     import yaml
 
-    from orchestrator.config import conf_dir
+    from orchestrator.shipped import conf_dir
 
     path = conf_dir() / "gate" / f"{name}.yaml"
     try:

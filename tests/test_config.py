@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import compile_cache, config, identity, journal, mlflow_store, owner
+from orchestrator import compile_cache, config, detection, identity, journal, mlflow_store, owner, shipped
 from orchestrator.errors import UsageError
 from orchestrator.records import from_jsonable
 from orchestrator.schema import Detect, Engine
@@ -109,8 +109,8 @@ def test_a_whole_number_is_a_number():
 @pytest.fixture
 def conf(tmp_path, monkeypatch) -> Path:
     """A copy of the shipped configuration that may be damaged."""
-    copy = shutil.copytree(config.conf_dir(), tmp_path / "conf")
-    monkeypatch.setattr(config, "conf_dir", lambda: copy)
+    copy = shutil.copytree(shipped.conf_dir(), tmp_path / "conf")
+    monkeypatch.setattr(shipped, "conf_dir", lambda: copy)
     return copy
 
 
@@ -130,23 +130,23 @@ def conf(tmp_path, monkeypatch) -> Path:
 def test_a_damaged_box_is_named(conf, content, said):
     (conf / "box" / "zz.yaml").write_bytes(content)
     with pytest.raises(UsageError) as caught:
-        config.detect_box()
+        detection.detect_box()
     assert f"box/zz.yaml: {said}" in str(caught.value) and "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("typed", ["0100", "1:40", "0x40", "6_4", "0b1000000"])
 def test_a_number_that_yaml_reads_as_another_one_is_refused_with_its_line(conf, typed):
-    shipped = (conf / "variant" / "int5_i8_pg.yaml").read_text()
+    text = (conf / "variant" / "int5_i8_pg.yaml").read_text()
     (conf / "variant" / "zz.yaml").write_text(
-        shipped.replace("knobs: {}", f"knobs:\n  RADIANCE_PQ_DECODE_MAX_M: {typed}").replace("int5_i8_pg\n", "zz\n", 1)
+        text.replace("knobs: {}", f"knobs:\n  RADIANCE_PQ_DECODE_MAX_M: {typed}").replace("int5_i8_pg\n", "zz\n", 1)
     )
     with pytest.raises(UsageError, match=rf"variant/zz\.yaml, line \d+: YAML reads {typed} as another number"):
         config.load(["+variant=zz", "box=cpu"])
 
 
 def test_plain_and_quoted_numbers_of_a_variant_are_taken(conf):
-    shipped = (conf / "variant" / "int5.yaml").read_text()
-    text = shipped.replace("knobs: {}", "knobs: {RADIANCE_PQ_DECODE_MAX_M: 100, RADIANCE_PQ_CHECKALL: '1'}")
+    text = (conf / "variant" / "int5.yaml").read_text()
+    text = text.replace("knobs: {}", "knobs: {RADIANCE_PQ_DECODE_MAX_M: 100, RADIANCE_PQ_CHECKALL: '1'}")
     (conf / "variant" / "zz.yaml").write_text(text)
     knobs = config.load(["+variant=zz", "box=cpu"]).variant.knobs
     assert knobs == {"RADIANCE_PQ_DECODE_MAX_M": 100, "RADIANCE_PQ_CHECKALL": "1"}
@@ -159,9 +159,9 @@ def test_a_damaged_variant_is_named(conf):
 
 
 def test_a_package_without_its_configuration_says_so(tmp_path, monkeypatch):
-    monkeypatch.setattr(config, "__file__", str(tmp_path / "orchestrator" / "config.py"))
+    monkeypatch.setattr(shipped, "__file__", str(tmp_path / "orchestrator" / "shipped.py"))
     with pytest.raises(UsageError, match="the shipped configuration is missing; install"):
-        config.conf_dir()
+        shipped.conf_dir()
 
 
 @pytest.mark.parametrize("content", ["[]", "null", '"warm"', "3", "{", '{"state": "warming"}'])

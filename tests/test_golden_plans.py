@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import checkpoint, config, inputs, stack
+from orchestrator import checkpoint, config, inputs, shipped, stack
 from orchestrator import plan as plans
 from orchestrator.errors import UsageError
 from orchestrator.places import Resolved
@@ -71,8 +71,8 @@ def test_the_plan_is_the_recorded_one(fixed, case):
 
 def test_every_recorded_plan_belongs_to_a_case_and_every_variant_has_one():
     assert {path.stem for path in GOLDEN.glob("*.json")} == {"-".join(case[:3]) for case in CASES}
-    shipped = {path.stem for path in (config.conf_dir() / "variant").glob("*.yaml")}
-    assert shipped == {case[2] for case in CASES}
+    in_conf = {path.stem for path in (shipped.conf_dir() / "variant").glob("*.yaml")}
+    assert in_conf == {case[2] for case in CASES}
 
 
 def test_the_launch_of_production_is_rendered_flag_by_flag(fixed):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator import config, knobs
+from orchestrator import config, knobs, shipped
 from orchestrator.errors import UsageError
 
 
@@ -108,8 +108,8 @@ def test_nvfp4_is_never_left_on_the_path_that_hangs_the_gpu():
 def test_no_name_of_a_knob_is_free_for_a_box():
     from orchestrator.plan import KNOB_FAMILIES
 
-    shipped = {name for box in config.boxes() for name in config.load(["+variant=int4", f"box={box}"]).box.env}
-    assert not shipped & knobs.REGISTRY.keys() and not [name for name in shipped if name.startswith(KNOB_FAMILIES)]
+    in_env = {name for box in shipped.names("box") for name in config.load(["+variant=int4", f"box={box}"]).box.env}
+    assert not in_env & knobs.REGISTRY.keys() and not [name for name in in_env if name.startswith(KNOB_FAMILIES)]
 
 
 def test_a_variants_own_knob_reaches_the_values():

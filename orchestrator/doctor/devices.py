@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from orchestrator import config
+from orchestrator import detection
 from orchestrator.devices import held
 from orchestrator.doctor.check import Check, user
 from orchestrator.schema import Box
@@ -17,7 +17,7 @@ def checks(box: Box, sys_root: Path, dev_root: Path) -> Iterator[Check]:
     """Only for a box that declares its devices."""
     if box.detect.pci is None:
         return
-    present = config.count_pci(box.detect.pci)
+    present = detection.count_pci(box.detect.pci)
     enough = present >= box.detect.count
     found = f"{present} of {box.detect.count} devices {box.detect.pci}"
     yield Check("devices", enough, found, "" if enough else "lspci -nn | grep -i amd; or choose another box=")

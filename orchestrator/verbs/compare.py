@@ -140,9 +140,9 @@ def floor(options: Options) -> int:
 
 
 def ledger_list(options: Options) -> int:
-    from orchestrator import config, ledger
+    from orchestrator import ledger, shipped
 
-    sources = ledger.read(config.experiments_dir() / "ledger")
+    sources = ledger.read(shipped.experiments_dir() / "ledger")
     for source in sources:
         for result in source.results:
             print(f"{result.date}  {source.box:<8} {result.id:<32} {result.what}")
@@ -150,11 +150,11 @@ def ledger_list(options: Options) -> int:
 
 
 def ledger_import(options: Options) -> int:
-    from orchestrator import config, ledger
+    from orchestrator import ledger, shipped
     from orchestrator.tracking import Tracker
 
     _, paths = _ids(options, "ledger import takes no run", 0, 0)
-    sources = ledger.read(config.experiments_dir() / "ledger")
+    sources = ledger.read(shipped.experiments_dir() / "ledger")
     done = ledger.import_all(sources, Tracker(Path(paths.tracking), ledger.EXPERIMENT))
     counts = f"{len(done.added)} added, {len(done.replaced)} replaced, {len(done.unchanged)} there already"
     print(f"published results: {counts}; in MLflow they are the experiment {ledger.EXPERIMENT}")

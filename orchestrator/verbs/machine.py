@@ -67,12 +67,12 @@ def cache_list(options: Options) -> int:
 
 
 def cache_prune(options: Options) -> int:
-    from orchestrator import cache, config
+    from orchestrator import cache, config, shipped
 
     paths = config.load_machine(options.overrides).paths
     where = config.cache_dir(paths), config.state_dir(paths)
     keep = None if options.keep is None else int(options.keep)
-    gone = cache.prune(*where, config.boxes(), options.older_than, keep, options.dry_run)
+    gone = cache.prune(*where, shipped.names("box"), options.older_than, keep, options.dry_run)
     cache.show(gone)
     print("nothing was removed (--dry-run)" if options.dry_run else f"removed {len(gone)} of them")
     return 0

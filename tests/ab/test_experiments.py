@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import ab_run, checkpoint, cli, config, inputs, plan_text, plugin_build, stack, sweep
+from orchestrator import ab_run, checkpoint, cli, config, inputs, plan_text, plugin_build, shipped, stack, sweep
 from orchestrator.design import ARMS
 from orchestrator.errors import UsageError
 from orchestrator.places import Resolved
@@ -75,7 +75,7 @@ def test_its_gate_declares_every_difference_of_its_arms_and_its_suite_measures_w
 
 
 def test_every_shipped_experiment_has_a_case_and_every_recorded_one_is_shipped():
-    assert {path.stem for path in config.experiments_dir().glob("*.yaml")} == set(NAMES)
+    assert {path.stem for path in shipped.experiments_dir().glob("*.yaml")} == set(NAMES)
     assert {path.stem for path in GOLDEN.glob("*.json")} == {"-".join(case) for case in CASES}
 
 

@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from orchestrator import catalog, config, ledger
+from orchestrator import catalog, ledger, shipped
 from orchestrator.errors import UsageError
 from orchestrator.tracking import Tracker
 
 
 @pytest.fixture(scope="module")
 def sources() -> list[ledger.Source]:
-    return ledger.read(config.experiments_dir() / "ledger")
+    return ledger.read(shipped.experiments_dir() / "ledger")
 
 
 @pytest.fixture
@@ -27,13 +27,13 @@ def few(sources) -> list[ledger.Source]:
 
 
 def test_every_result_says_where_it_is_from_and_its_variant_is_a_shipped_one(sources):
-    shipped = {path.stem for path in (config.conf_dir() / "variant").glob("*.yaml")}
+    in_conf = {path.stem for path in (shipped.conf_dir() / "variant").glob("*.yaml")}
     for source in sources:
         assert source.file.endswith(".txt")
         for result in source.results:
             assert len(result.lines) == 2 and 0 < result.lines[0] <= result.lines[1], result.id
             assert result.date.startswith("2026-") and result.section and result.metrics, result.id
-            assert result.variant is None or result.variant in shipped, result.id
+            assert result.variant is None or result.variant in in_conf, result.id
             assert set(result.rounded) <= set(result.metrics), result.id
 
 
