@@ -107,6 +107,9 @@ def accuracy(compared: Compared, look: Look) -> CriterionResult:
             said = f"questions: {len(failed)} have no answer on boot {boot.run_id}, so the arms' sets are not equal"
             return compared.result("INVALID", unit, said)
     names = sorted(first)
+    if len(names) < proportions.MIN_QUESTIONS:
+        said = f"{len(names)} questions, an interval takes {proportions.MIN_QUESTIONS}; give the bench more of them"
+        return compared.result("INCONCLUSIVE", unit, said)
     cut = _mean_by_arm(compared, [[float(found[name][1]) for name in names] for found in by_boot])
     shares = {arm: sum(values) / len(names) for arm, values in cut.items()}
     if abs(shares["a"] - shares["b"]) > criterion.truncation_tolerance + 1e-12:

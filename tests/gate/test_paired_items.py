@@ -78,6 +78,15 @@ def test_a_look_further_out_than_the_draws_reach_is_not_decided_by_documents(ab,
     assert ("a later look" in verdict.criteria[0].sentence) == (state == "INCONCLUSIVE")
 
 
+def test_too_few_questions_decide_nothing(ab):
+    def sixty(_arm: str, _number: int):
+        samples = [{"id": n, "correct_flexible": True, "finish_reason": "stop"} for n in range(60)]
+        return [a_measurement("gsm8k", {GSM8K.metric: 1.0, "gsm8k.errors": 0.0}, samples)]
+
+    verdict = decide(ab(sixty), GSM8K)
+    assert verdict.state == "INCONCLUSIVE" and "60 questions, an interval takes 100" in verdict.reasons[0]
+
+
 def test_too_few_documents_decide_nothing(ab):
     verdict = decide(ab(documents(0.0, count=8)), KL)
     assert verdict.state == "INCONCLUSIVE" and "8 documents" in verdict.reasons[0]
