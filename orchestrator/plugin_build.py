@@ -32,7 +32,7 @@ QUANTIZER = (
 
 @dataclass(frozen=True)
 class PluginBuild:
-    """`sha256` covers the package's Python files; `builder_sha256` those that decide a checkpoint's bytes."""
+    """`sha256` covers the package's files; `builder_sha256` those that decide a checkpoint's bytes."""
 
     version: str
     sha256: str
@@ -48,7 +48,7 @@ def find() -> PluginBuild:
             f"the vLLM plugin {PACKAGE} is not installed here; run `make install` (or pip install ./plugin)"
         )
     source = Path(spec.submodule_search_locations[0])
-    files = [path for path in source.rglob("*.py") if "__pycache__" not in path.parts]
+    files = [path for path in source.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
     quantizer = [path for path in files if path.relative_to(source).parts[0] in QUANTIZER]
     version = _version((source / "__init__.py").read_text())
     return PluginBuild(version, digest.of_tree(source, files), digest.of_tree(source, quantizer), str(source))

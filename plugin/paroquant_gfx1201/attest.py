@@ -40,13 +40,13 @@ class LayerRecord:
 
 @cache
 def package_sha256(package: Path = Path(__file__).parent) -> str:
-    """Hash of the package's code, equal for a checkout and an installed wheel.
+    """Hash of the package, kernels included, equal for a checkout and an installed wheel.
 
-    sha256 over every ``*.py`` file outside ``__pycache__``, sorted by POSIX path relative to the
-    package: the path in UTF-8, one NUL byte, then the file's bytes.
+    sha256 over every file outside ``__pycache__``, sorted by POSIX path relative to the package: the
+    path in UTF-8, one NUL byte, then the file's bytes.
     """
     digest = hashlib.sha256()
-    files = {path.relative_to(package).as_posix(): path for path in package.rglob("*.py")}
+    files = {path.relative_to(package).as_posix(): path for path in package.rglob("*") if path.is_file()}
     for name in sorted(files):
         if "__pycache__" not in name.split("/"):
             digest.update(name.encode() + b"\0" + files[name].read_bytes())

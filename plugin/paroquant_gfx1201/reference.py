@@ -107,7 +107,7 @@ def prepare(projection: Projection | Mxfp4Projection) -> PreparedWeight:
     return PreparedWeight(matrices, weight, offsets, values.to(torch.int8), scales)
 
 
-def _row_sums(activations: Activations, band: Band) -> torch.Tensor:
+def row_sums(activations: Activations, band: Band) -> torch.Tensor:
     """Row sums f32 [M, G] as the zero-scales meet them: times the scale where it is per group, and
     rounded to f16 in the epilogue form, because the epilogue multiplies f16 fragments."""
     sums = activations.row_sums
@@ -123,7 +123,7 @@ def multiply(activations: Activations, weight: torch.Tensor, band: Band) -> torc
         values = values * activations.scales
     left = values.transpose(0, 1).flatten(1)
     if len(weight) > left.shape[1]:
-        left = torch.cat([left, _row_sums(activations, band)], 1)
+        left = torch.cat([left, row_sums(activations, band)], 1)
     y = left @ weight
     return y if band.granularity == "group" else y * activations.scales[0]
 
@@ -141,7 +141,7 @@ def multiply_int8(
     PreparedWeight.weight. Order of the sum as in the kernels' loop; faster than ``multiply`` when
     M is large.
     """
-    y = _row_sums(activations, band) @ zero_weight
+    y = row_sums(activations, band) @ zero_weight
     left = activations.codes.to(torch.int8)
     for start in range(0, len(y), TILE_ROWS):
         tile = slice(start, start + TILE_ROWS)

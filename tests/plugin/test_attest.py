@@ -67,10 +67,10 @@ def test_the_hash_is_the_documented_recipe(tmp_path: Path) -> None:
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "z.py").write_text("z")
     (tmp_path / "a.py").write_text("a")
-    (tmp_path / "data.txt").write_text("ignored")
+    (tmp_path / "c.hip").write_text("c")
     (tmp_path / "__pycache__").mkdir()
     (tmp_path / "__pycache__" / "a.py").write_text("ignored")
-    expected = hashlib.sha256(b"a.py\0a" + b"b/z.py\0z").hexdigest()
+    expected = hashlib.sha256(b"a.py\0a" + b"b/z.py\0z" + b"c.hip\0c").hexdigest()
     assert attest.package_sha256(tmp_path) == expected
 
 

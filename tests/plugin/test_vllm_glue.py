@@ -187,7 +187,7 @@ def test_each_loaded_layer_is_attested(tmp_path: Path, monkeypatch: pytest.Monke
     assert document["layers"] == [
         {
             "name": "m.qkv_proj",
-            "path": "cpu_reference",
+            "path": "cpu_int8",
             "bits": 5,
             "format": "int5-bitplane",
             "group_size": 64,

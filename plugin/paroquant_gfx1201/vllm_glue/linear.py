@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from paroquant_gfx1201.formats.catalog import read_projection
 from paroquant_gfx1201.formats.checkpoint import Spec
 from paroquant_gfx1201.formats.reading import Shapes
 from paroquant_gfx1201.formats.spec import LEVELS, ROTATION, FormatSpec
+from paroquant_gfx1201.kernels import cpu
 from paroquant_gfx1201.vllm_glue import log, op
 
 ShardId = str | int | tuple[int, ...] | None
@@ -86,6 +88,14 @@ def partition_parameters(layer: torch.nn.Module, parts: int, shapes: Shapes, sha
         layer.register_parameter(name, parameter)
 
 
+@cache
+def _has_integer_product() -> bool:
+    """Said once a process where it is not: the path is slower then, and attested as another one."""
+    if reason := cpu.reason_against():
+        log(f"the integer product is torch's: {reason}")
+    return not reason
+
+
 class ReferenceLinearMethod(LinearMethodBase):
     """What every format shares: the op over prepared weights, and the attestation of a loaded layer."""
 
@@ -95,12 +105,19 @@ class ReferenceLinearMethod(LinearMethodBase):
         self.prefix = prefix
         op.register()
 
+    def path(self, parts: list[reference.PreparedWeight]) -> str:
+        """Which of the op's paths the layer takes, all its parts the same."""
+        if op.process_mode().element != "int8" or not all(cpu.suits(part.codes) for part in parts):
+            return op.REFERENCE
+        return op.INTEGER if _has_integer_product() else op.REFERENCE
+
     def finish(self, layer: torch.nn.Module, parts: list[reference.PreparedWeight], record: attest.LayerRecord) -> None:
         """Give the layer what the op multiplies and attest it."""
+        path = record.path
         layer.paroquant_rotations = torch.stack([part.rotation for part in parts])
         layer.paroquant_weights = [part.weight for part in parts]
         layer.paroquant_offsets = [part.offsets for part in parts]
-        layer.paroquant_codes = [part.codes for part in parts]
+        layer.paroquant_codes = [cpu.pack(part.codes) if path == op.INTEGER else part.codes for part in parts]
         layer.paroquant_scales = [part.scales for part in parts]
         op.layer_names[layer.paroquant_weights[0].data_ptr()] = self.prefix
         attest.process.layers[self.prefix] = record
@@ -189,7 +206,7 @@ class ParoQuantLinearMethod(ReferenceLinearMethod):
             delattr(layer, name)
         inputs, outputs = prepared[0].rotation.shape[0] * spec.group_size, sum(sizes)
         record = attest.LayerRecord(
-            self.prefix, op.PATH, spec.bits, spec.format, spec.group_size, spec.krot, sizes, inputs, outputs
+            self.prefix, self.path(prepared), spec.bits, spec.format, spec.group_size, spec.krot, sizes, inputs, outputs
         )
         self.finish(layer, prepared, record)
 

@@ -223,7 +223,7 @@ class RequantizingLinearMethod(ReferenceLinearMethod):
         whole = Mxfp4Projection(spec, torch.cat(codes), torch.cat(exponents))
         record = attest.LayerRecord(
             self.prefix,
-            op.PATH,
+            op.REFERENCE,
             4,
             "mxfp4",
             self.group_size,

@@ -11,13 +11,16 @@ import torch
 
 from paroquant_gfx1201 import attest, reference, rotation
 from paroquant_gfx1201.check import Checker
+from paroquant_gfx1201.kernels import cpu
 from paroquant_gfx1201.modes import Mode
 
 NAME = "paroquant_gfx1201_linear"
-PATH = "cpu_reference"
+REFERENCE = "cpu_reference"
+INTEGER = "cpu_int8"
+"""Paths of a layer: float products of the reference, or the compiled integer product in front of it."""
 
 INTEGER_MIN_M = 16
-"""Rows from which int32 dots per group beat one f32 product on a CPU (measured on Zen 5)."""
+"""Rows from which torch's int32 dots per group beat one f32 product on a CPU (measured on Zen 5)."""
 
 
 @cache
@@ -45,27 +48,29 @@ def linear(
     """y [..., N] in x's dtype for x [..., K].
 
     rotations f32 [P, G, g, g] with channel scales folded in; entry p of the lists belongs to the
-    outputs of rotation p and is what reference.PreparedWeight has under that name. N is the sum of N_p.
+    outputs of rotation p and is what reference.PreparedWeight has under that name, but for codes, which
+    are uint8 as cpu.pack gives them where the integer product is compiled. N is the sum of N_p.
     """
     rows = x.reshape(-1, x.shape[-1])
     mode = process_mode()
     band = mode.band(len(rows))
     rotated = rotation.rotate_groups(rows.float(), rotations)
     activations = reference.quantize_activations(rotated, band)
-    by_integer = band.element == "int8" and len(rows) >= INTEGER_MIN_M
+    packed = codes[0].dtype == torch.uint8
+    by_integer = band.element == "int8" and (packed or len(rows) >= INTEGER_MIN_M)
     outputs = []
     for index, weight in enumerate(weights):
         part = activations.of(index)
         if by_integer:
-            zero_weight = weight[rows.shape[1] :]
-            outputs.append(reference.multiply_int8(part, codes[index], scales[index], zero_weight, band))
+            product = cpu.multiply if packed else reference.multiply_int8
+            outputs.append(product(part, codes[index], scales[index], weight[rows.shape[1] :], band))
         else:
             outputs.append(reference.multiply(part, weight, band))
     y = outputs[0] if len(outputs) == 1 else torch.cat(outputs, 1)
     y = y.to(x.dtype)
     if mode.check:
-        product = "int32" if by_integer else "f32"
-        path = f"{PATH}:{product}:{band.element}:{band.granularity}:{band.zero_point}:{str(x.dtype)[6:]}"
+        product = f"{INTEGER if packed else REFERENCE}:{'int32' if by_integer else 'f32'}"
+        path = f"{product}:{band.element}:{band.granularity}:{band.zero_point}:{str(x.dtype)[6:]}"
         _check(path, y, activations, weights, offsets)
     return y.view(*x.shape[:-1], -1)
 
