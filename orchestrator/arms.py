@@ -12,7 +12,7 @@ from orchestrator.plan import ATTEST_VARIABLE, NONCE_VARIABLE
 from orchestrator.plan_text import fields
 
 DERIVED = ("fingerprint", "variant", "cache_dir")  # these follow from the rest
-EACH_PROCESS = ("nonce", "pid")  # of an attestation
+EACH_PROCESS = ("nonce", "pid", "check")  # of an attestation; check has measured errors
 SHOWN = 6
 
 
@@ -71,7 +71,14 @@ def _matches(name: str, allowed: str) -> bool:
 
 
 def _attestation_faults(gate: Gate, results: Sequence[BootResult], differing: Sequence[str]) -> list[str]:
-    """Where the plans differ in what the plugin attests, its attestations must differ too."""
+    """Boots of one arm must attest the same; arms whose plans differ in what the plugin attests, different things."""
+    for arm in ("a", "b"):
+        first, *others = [result for result in results if result.arm == arm]
+        for boot in others:
+            if found := _differing_parts(first, boot):
+                return [
+                    f"attestation: boots {first.run_id} and {boot.run_id} of arm {arm} differ in {', '.join(found)}"
+                ]
     attested = [
         name
         for name in differing
@@ -86,15 +93,31 @@ def _attestation_faults(gate: Gate, results: Sequence[BootResult], differing: Se
     return []
 
 
+def _differing_parts(one: BootResult, other: BootResult) -> list[str]:
+    """The keys of the attestations in which the processes of two boots differ."""
+    parts = [
+        {key: {json.dumps(said.get(key), sort_keys=True) for said in _said(result)} for key in _keys(one, other)}
+        for result in (one, other)
+    ]
+    return [key for key in parts[0] if parts[0][key] != parts[1][key]]
+
+
+def _keys(*results: BootResult) -> list[str]:
+    return list(dict.fromkeys(key for result in results for said in _said(result) for key in said))
+
+
 def _attested(results: Sequence[BootResult]) -> frozenset[str]:
-    """What the processes of these boots attest, without what is another thing at each boot."""
-    found = set()
-    for attestation in (attestation for result in results for attestation in result.boot.attestations):
+    return frozenset(json.dumps(said, sort_keys=True) for result in results for said in _said(result))
+
+
+def _said(result: BootResult) -> list[dict[str, Any]]:
+    """What the processes of a boot attest, without what is another thing at each boot."""
+    found = []
+    for attestation in result.boot.attestations:
         said = {key: value for key, value in attestation.items() if key not in EACH_PROCESS}
         knobs = said.get("knobs") or {}
-        said["knobs"] = {k: v for k, v in knobs.items() if k not in (NONCE_VARIABLE, ATTEST_VARIABLE)}
-        found.add(json.dumps(said, sort_keys=True))
-    return frozenset(found)
+        found.append({**said, "knobs": {k: v for k, v in knobs.items() if k not in (NONCE_VARIABLE, ATTEST_VARIABLE)}})
+    return found
 
 
 def _shown(value: str | None) -> str:

@@ -53,6 +53,7 @@ def start(test: ABTest, overrides: Sequence[str], quiet: bool = False) -> int:
             "about": test.about,
             "box": test.box.name,
             "source": "measured",
+            "overrides": " ".join(overrides),
         }
         name = f"{test.a.name} {test.sweep.key} {', '.join(map(str, test.sweep.values))}"
         log = place.tracker.start(name, identity.flat({"sweep": to_jsonable(test.sweep)}), tags)

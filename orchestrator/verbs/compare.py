@@ -44,16 +44,19 @@ def _ab(options: Options) -> int:
 def _resume(options: Options) -> int:
     from orchestrator import ab_run, catalog, sweep
 
-    if changed := [word for word in options.overrides if not word.startswith(("paths.", "box="))]:
-        raise UsageError(
-            f"--resume: {changed[0]} would change what was begun; leave it out, or start another A/B with it"
-        )
-    paths = _paths(options.overrides)
+    places = [word for word in options.overrides if word.startswith(("paths.", "box="))]
+    paths = _paths(places)
     entry = catalog.find(Path(paths.tracking), options.resume)
+    begun = f" {entry.tags.get('overrides', '')} "
+    for word in options.overrides:
+        if word not in places and f" {word} " not in begun:
+            raise UsageError(
+                f"--resume: run {entry.run_id} was not begun with {word}; leave it out, or start another A/B with it"
+            )
     if entry.parent:  # an A/B of a sweep: the rest of the sweep is to follow
         entry = catalog.find(Path(paths.tracking), entry.parent)
     kind = sweep if entry.tags.get("kind") == "sweep" else ab_run
-    return kind.resume(entry, paths, options.overrides, quiet=options.quiet)
+    return kind.resume(entry, paths, places, quiet=options.quiet)
 
 
 def _power(test: ABTest) -> int:

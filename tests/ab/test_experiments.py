@@ -100,7 +100,6 @@ def test_plan_shows_both_servers_where_they_differ_and_the_boots(made_up, capsys
     ("overrides", "said"),
     [
         (["--resume"], "--resume wants the id of an A/B's run"),
-        (["--resume", "0" * 32, "gate.alpha=0.1"], "gate.alpha=0.1 would change what was begun"),
         (["+variant@a=int4"], "no variant for arm b"),
         (["+variant@a=int4", "+variant@b=int5"], "no gate given"),
         (["+variant=int4"], "+variant=NAME is one variant"),

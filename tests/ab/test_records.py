@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import cli, hours, mlflow_store
+from orchestrator import ab_run, cli, hours, mlflow_store
 from orchestrator.errors import UsageError
 from orchestrator.records import Measurement
 from orchestrator.tracking import Tracker
@@ -129,6 +129,16 @@ def test_verdict_recomputes_shows_and_leaves_with_the_same_status(new_world, cap
     boot = catalog.entries(world.root / "tracking", parent=parent(world).run_id)[0]
     assert cli.main(["verdict", boot.run_id, where]) == 2
     assert "is no A/B" in capsys.readouterr().err
+
+
+def test_resume_takes_what_the_ab_was_begun_with_and_nothing_else(new_world, capsys):
+    world = new_world(b_better=0.05)
+    ab_run.start(world.test(port=world.port), ["box=cpu", "gate.alpha=0.05"], quiet=True)
+    words = ["ab", "--resume", parent(world).run_id, f"paths.tracking={world.root / 'tracking'}", "box=cpu"]
+    assert cli.main([*words, "gate.alpha=0.05"]) == 0
+    capsys.readouterr()
+    assert cli.main([*words, "gate.alpha=0.1"]) == 2
+    assert "was not begun with gate.alpha=0.1; leave it out" in capsys.readouterr().err
 
 
 def test_a_reader_that_left_does_not_change_the_verdict(new_world):

@@ -48,7 +48,7 @@ def machine(tmp_path_factory) -> Machine:
 
 @pytest.fixture(scope="module")
 def int4_against_int5(machine: Machine) -> subprocess.CompletedProcess[str]:
-    documents = "suite.benches.kld.documents=8"
+    documents = "suite.benches.kld.documents=12"  # the fewest that give an interval
     arms = ("+variant@a=int4", "+variant@b=int5", "gate=format")
     return command(machine, "ab", *arms, TWO_BLOCKS, "suite=smoke", documents)
 

@@ -232,6 +232,16 @@ def test_equal_arms_are_invalid_unless_it_is_an_aa(ab):
     assert_invalid(judge(a_gate(equivalent, kind="aa"), ab(decode()), {}), "env RADIANCE_PQ_I8")
 
 
+def test_boots_of_one_arm_that_attest_different_things_are_invalid(ab):
+    results = ab(decode(-0.05))
+    at = next(n for n, result in enumerate(results) if result.run_id == "b1")
+    (said,) = results[at].boot.attestations
+    layers = [{**layer, "path": "another"} for layer in said["layers"]]
+    results[at] = replace(results[at], boot=replace(results[at].boot, attestations=({**said, "layers": layers},)))
+    wanted = "attestation: boots b0 and b1 of arm b differ in layers"
+    assert_invalid(judge(a_gate(SUPERIOR), results, {}), wanted)
+
+
 def test_a_knob_that_never_reached_the_servers_is_invalid(ab):
     plan = a_plan("int5")
     results = [replace(r, boot=replace(r.boot, attestations=(attested(plan, r.run_id),))) for r in ab(decode(-0.05))]
