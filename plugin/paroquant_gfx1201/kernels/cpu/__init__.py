@@ -91,29 +91,31 @@ def reason_against() -> str:
     return ""
 
 
-_loaded: dict[Path, ctypes.CDLL] = {}
-
-
 def library(environment: Mapping[str, str]) -> ctypes.CDLL:
     """The compiled product, built first where it is not there. Raises Unavailable."""
     root = environment.get("TORCHINDUCTOR_CACHE_DIR") or str(Path.home() / ".cache")
+    return _loaded(root, environment.get("CXX", ""))
+
+
+@cache
+def _loaded(root: str, compiler: str) -> ctypes.CDLL:
+    """Once a process: the op asks for it at each call."""
     path = Path(root) / "paroquant_gfx1201" / f"int8_linear-{_key()}.so"
-    if path not in _loaded:
-        if not path.exists():
-            _compile(path, environment)
-        _openmp_of_torch()
-        try:
-            _loaded[path] = ctypes.CDLL(str(path))
-        except OSError as error:
-            raise Unavailable(f"{path} cannot be loaded: {error}") from None
-        function = _loaded[path].paroquant_int8_linear
-        function.argtypes = [ctypes.c_int64] * 4 + [ctypes.c_void_p] * 7 + [ctypes.c_int32, ctypes.c_void_p]
-        function.restype = None
-    return _loaded[path]
+    if not path.exists():
+        _compile(path, compiler)
+    _openmp_of_torch()
+    try:
+        loaded = ctypes.CDLL(str(path))
+    except OSError as error:
+        raise Unavailable(f"{path} cannot be loaded: {error}") from None
+    function = loaded.paroquant_int8_linear
+    function.argtypes = [ctypes.c_int64] * 4 + [ctypes.c_void_p] * 7 + [ctypes.c_int32, ctypes.c_void_p]
+    function.restype = None
+    return loaded
 
 
-def _compiler(environment: Mapping[str, str]) -> str:
-    for name in (environment.get("CXX"), "g++", "clang++"):
+def _compiler(wanted: str) -> str:
+    for name in (wanted, "g++", "clang++"):
         if name and (found := shutil.which(name)):
             return found
     raise Unavailable("no C++ compiler is here; install g++")
@@ -126,9 +128,9 @@ def _key() -> str:
     return hashlib.sha256(SOURCE.read_bytes() + " ".join(FLAGS).encode() + processor.encode()).hexdigest()[:16]
 
 
-def _compile(path: Path, environment: Mapping[str, str]) -> None:
+def _compile(path: Path, wanted: str) -> None:
     """Atomically: two workers of one boot may both build it."""
-    compiler = _compiler(environment)
+    compiler = _compiler(wanted)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=path.parent) as staging:
