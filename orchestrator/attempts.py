@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from orchestrator import catalog
+from orchestrator import catalog, gate
 from orchestrator.catalog import Entry
 from orchestrator.design import BOOTS_PER_BLOCK, Design, Slot
 from orchestrator.errors import UsageError
 from orchestrator.gate import BootResult
+from orchestrator.plan import ServePlan
 from orchestrator.records import Boot, from_jsonable, to_jsonable
 from orchestrator.verdict import Verdict, judge
 
@@ -104,9 +105,11 @@ def read_design(entry: Entry) -> Design:
     if not (entry.artifacts / DESIGN).exists():
         raise UsageError(f"run {entry.run_id} was ended before its first boot was planned; start the A/B again")
     try:
-        return from_jsonable(Design, catalog.read_json(entry.artifacts / DESIGN))
-    except ValueError as error:
+        made = from_jsonable(Design, catalog.read_json(entry.artifacts / DESIGN))
+        gate.check(made.test.gate, "gate")
+    except (ValueError, UsageError) as error:
         raise UsageError(f"{entry.artifacts / DESIGN}: not the design of an A/B of this version: {error}") from None
+    return made
 
 
 def _state(entry: Entry) -> Literal["finished", "faulty", "cut off"]:
@@ -119,22 +122,37 @@ def _state(entry: Entry) -> Literal["finished", "faulty", "cut off"]:
 def of_entry(entry: Entry, design: Design) -> Attempt:
     """The boot in a nested run. Raises UsageError, naming the file, where its record is damaged."""
     tags, state = entry.tags, _state(entry)
-    slot = Slot(int(tags["ab.block"]), int(tags["ab.position"]), tags["ab.arm"])
+    try:
+        slot = Slot(int(tags["ab.block"]), int(tags["ab.position"]), tags["ab.arm"])
+    except (KeyError, ValueError):
+        raise UsageError(
+            f"run {entry.run_id}: its tags ab.block, ab.position and ab.arm do not say which boot it is; restore them"
+        ) from None
     if state == "cut off":
         return Attempt(slot, entry.run_id, state, None)
     plan_path = entry.artifacts / "plan.json"
     boot = catalog.measured_boot(entry.artifacts)
     if state == "finished":
-        plan = catalog.read_json(plan_path)
+        plan = _plan(plan_path)
         if boot is None:
             raise UsageError(f"{entry.artifacts}: the record of the boot is gone; restore it, or start the A/B again")
     else:
-        plan = catalog.read_json(plan_path) if plan_path.exists() else to_jsonable(design.plans[slot.arm])
+        plan = _plan(plan_path) if plan_path.exists() else to_jsonable(design.plans[slot.arm])
         boot = boot or _never_up(entry, design.plans[slot.arm].fingerprint)
     measured = catalog.measurements(entry.artifacts)
     return Attempt(
         slot, entry.run_id, state, BootResult(slot.arm, slot.block, slot.position, entry.run_id, plan, boot, measured)
     )
+
+
+def _plan(path: Path) -> Mapping[str, Any]:
+    """`to_jsonable(ServePlan)`, as it was recorded. Raises UsageError where the file holds no plan."""
+    data = catalog.read_json(path)
+    try:
+        from_jsonable(ServePlan, data)
+    except ValueError as error:
+        raise UsageError(f"{path}: the record is damaged: {error}") from None
+    return data
 
 
 def _never_up(entry: Entry, plan_fingerprint: str) -> Boot:

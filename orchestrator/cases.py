@@ -82,7 +82,7 @@ def read(path: Path) -> list[Case]:
         data = yaml.safe_load(path.read_text("utf-8"))
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}; name a file of cases") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: a date or a number that is none
         raise UsageError(f"{path}: no YAML ({' '.join(str(error).split())}); correct it") from None
     if not isinstance(data, list) or not data:
         raise UsageError(f"{path}: it is no list of cases; begin each with `- name: ...`")

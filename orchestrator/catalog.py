@@ -82,7 +82,7 @@ def entries(directory: Path, parent: str | None = None) -> list[Entry]:
             name=name or "",
             experiment=experiment,
             status=status,
-            started_s=started_ms / 1000,
+            started_s=(started_ms or 0) / 1000,
             ended_s=None if ended_ms is None or status == "RUNNING" else ended_ms / 1000,
             tags=tags.get(run_id, {}),
             metrics=metrics.get(run_id, {}),
@@ -126,7 +126,7 @@ def read_json(path: Path) -> Any:
     """Raises UsageError, naming the file, where it is missing or no JSON."""
     try:
         return json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"{path}: the record is missing or damaged ({error})") from None
 
 

@@ -9,6 +9,7 @@ import os
 import re
 import signal
 import sys
+import traceback
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -77,6 +78,8 @@ exit status: 0 ok, 1 a check failed, 2 wrong usage or configuration, 3 a measure
              of ab and verdict: 0 PASS, 1 FAIL, 3 INVALID, 4 INCONCLUSIVE
 """
 INTERRUPTED = 130
+DEFECT = 70  # of this program; no verdict has this status
+TRACEBACK = "PARO_TRACEBACK"
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -158,6 +161,15 @@ def main(arguments: Sequence[str]) -> int:
         if error.errno is None:
             raise
         return _fail(_said(error), 2)
+    except Exception as error:
+        if TRACEBACK in os.environ:
+            raise
+        at = traceback.extract_tb(error.__traceback__)[-1]
+        place = f"{Path(at.filename).name}, line {at.lineno}"
+        said = " ".join(str(error).split())[:300]
+        return _fail(
+            f"a defect: {type(error).__name__}: {said} ({place}); with {TRACEBACK}=1 all of it is shown", DEFECT
+        )
 
 
 def _about(arguments: Sequence[str]) -> int:

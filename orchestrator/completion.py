@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+COUNTS = ("completion_tokens", "prompt_tokens")  # of a usage
 WHOLE = ("stop", "length", "tool_calls")  # finish reasons of an output that is whole, or as long as was asked
 
 
@@ -99,12 +100,13 @@ class Completion:
 class CompletionReader:
     """Reads the server-sent events of one completion or chat stream."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_tokens: int | None = None) -> None:
+        self._max_tokens = max_tokens  # that were asked for; None: as many as the server likes
         self.done = False
         self.error = ""
         self.last_ns = 0  # the newest read, [DONE]'s where it came
         self.token_ns = 0  # the newest token
-        self._rest = b""
+        self._rest: list[bytes] = []  # of a line that is not whole
         self._update_ns: list[int] = []
         self._update_tokens: list[int] = []
         self._text: list[str] = []
@@ -123,8 +125,12 @@ class CompletionReader:
         """Take what one socket read at `at_ns` gave; True where it brought at least one token."""
         if not self.done:
             self.last_ns = at_ns
-        *lines, self._rest = (self._rest + data).split(b"\n")
         before = self._tokens
+        if b"\n" not in data:  # an event of megabytes comes in thousands of reads
+            self._rest.append(data)
+            return False
+        *lines, rest = b"".join((*self._rest, data)).split(b"\n")
+        self._rest = [rest]
         for line in lines:
             if line.startswith(b"data:"):
                 self._event(line[5:].strip(), at_ns)
@@ -150,8 +156,11 @@ class CompletionReader:
             return
         usage = event.get("usage")
         try:
-            if usage is not None and not _is_count(usage["completion_tokens"]):
+            if usage is not None and not all(_is_count(usage.get(key, 0)) for key in COUNTS):
                 raise ValueError
+            if usage is not None and self._max_tokens is not None and usage["completion_tokens"] > self._max_tokens:
+                self._fail(f"usage says {usage['completion_tokens']} tokens, {self._max_tokens} were asked for at most")
+                return
             self._usage = usage or self._usage
             for choice in event.get("choices") or ():
                 self._choice(choice, usage, at_ns)
@@ -194,6 +203,7 @@ class CompletionReader:
         """
         usage = self._usage or {}
         details = usage.get("prompt_tokens_details")
+        cached = details.get("cached_tokens") if isinstance(details, Mapping) else None
         total = usage.get("completion_tokens", 0)
         if error:
             self._fail(error)
@@ -216,7 +226,7 @@ class CompletionReader:
             update_ns=tuple(self._update_ns),
             update_tokens=tuple(self._update_tokens),
             prompt_tokens=usage.get("prompt_tokens", 0),
-            cached_tokens=details.get("cached_tokens") if isinstance(details, Mapping) else None,
+            cached_tokens=cached if _is_count(cached) else None,
             completion_tokens=self._tokens,
             finish_reason=self._finish_reason,
             text="".join(self._text),

@@ -22,6 +22,8 @@ import httptools
 from orchestrator.completion import Completion, CompletionReader
 
 _END = b"data: [DONE]\n\n"
+_ENDS = (b"[DONE]", b"0\r\n\r\n")  # of a stream that writes it in another way, and of a chunked body
+_END_BYTES = 48  # at the end of what was read, in which one of them may stand
 _SLICE = 32  # reads parsed at once: about 0.3 ms
 _turns = itertools.count()
 _REFUSAL_BYTES = 2000
@@ -45,7 +47,7 @@ async def exchange(base_url: str, path: str, body: Mapping[str, Any], limits: Ti
         f"POST {place.path}{path} HTTP/1.1\r\nHost: {place.netloc}\r\nContent-Type: application/json\r\n"
         f"Accept: text/event-stream\r\nConnection: close\r\nContent-Length: {len(content)}\r\n\r\n"
     )
-    this = _Exchange(head.encode() + content, limits)
+    this = _Exchange(head.encode() + content, limits, body.get("max_tokens"))
     secure = place.scheme == "https"
     broken = ""
     try:
@@ -71,7 +73,7 @@ class _Exchange(asyncio.Protocol):
     answer got is parsed then, a slice at a time.
     """
 
-    def __init__(self, request: bytes, limits: Timeouts) -> None:
+    def __init__(self, request: bytes, limits: Timeouts, max_tokens: int | None) -> None:
         self.limit = asyncio.timeout(None)
         self._loop = asyncio.get_running_loop()
         self.ended: asyncio.Future[None] = self._loop.create_future()
@@ -81,6 +83,7 @@ class _Exchange(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._reads: list[tuple[int, bytes]] = []
         self._is_stream = False
+        self._tail = b""
         self._lost = ""
         self._expired = ""
         self._period_s = min(limits.connect_s, limits.first_token_s, limits.between_tokens_s, limits.total_s)
@@ -94,7 +97,7 @@ class _Exchange(asyncio.Protocol):
         self._complete = False
         self._refusal = b""
         self._at_ns = 0
-        self._reader = CompletionReader()
+        self._reader = CompletionReader(max_tokens)
 
     # what the event loop calls
 
@@ -105,20 +108,29 @@ class _Exchange(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._reads.append((time.perf_counter_ns(), data))
-        if len(self._reads) == 1:
-            self._is_stream = data.startswith(b"HTTP/1.1 200 ")
+        if len(self._reads) == 1:  # an answer of a known length is parsed at once
+            self._is_stream = data.startswith(b"HTTP/1.1 200 ") and b"content-length:" not in data.lower()
         if self._is_stream:
+            self._tail = (self._tail + data)[-_END_BYTES:]
             if data.find(_END, -64) >= 0:
                 self._end()
+            elif any(end in self._tail for end in _ENDS):
+                self._end_if_over()
             elif len(self._reads) - self._parsed >= self._slice_at:
                 self._slice_at = _SLICE
                 self.parse()
-        elif not self.parse() and (self._complete or self._reader.done):
-            self._end()
+        else:
+            self._end_if_over()
 
     def connection_lost(self, failure: Exception | None) -> None:
         self._lost = f"{type(failure).__name__}: {failure}" if failure else "closed by the server"
         self._end()
+
+    def _end_if_over(self) -> None:
+        while self.parse():
+            pass
+        if self._complete or self._reader.done:
+            self._end()
 
     def _end(self) -> None:
         if not self.ended.done():
@@ -188,7 +200,7 @@ class _Exchange(asyncio.Protocol):
             self._refusal = (self._refusal + body)[:_REFUSAL_BYTES]
 
     def on_message_complete(self) -> None:
-        self._complete = True
+        self._complete = self._status >= 200  # an interim answer is followed by the real one
 
     def completion(self, ended_ns: int, broken: str) -> Completion:
         """The record, when all is parsed. `broken` is why there is no connection."""

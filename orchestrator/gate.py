@@ -102,7 +102,12 @@ def parse(data: Mapping[str, Any], where: str = "gate") -> Gate:
         gate = from_jsonable(Gate, data)
     except ValueError as error:
         raise UsageError(f"{where}: {error}") from None
-    _check(gate, where)
+    check(gate, where)
+    if gate.looks[0] < FIRST_LOOK:
+        raise UsageError(
+            f"{where}: looks: the first is at {gate.looks[0]} block; two boots an arm cannot show two modes of boots, "
+            f"begin at {FIRST_LOOK}"
+        )
     return gate
 
 
@@ -117,22 +122,18 @@ def load(name: str) -> Gate:
         data = yaml.safe_load(path.read_text("utf-8"))
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}; the gates are the files of {path.parent}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: a date or a number that is none
         raise UsageError(f"{path}: no YAML ({' '.join(str(error).split())}); correct it") from None
     return parse(data, str(path))
 
 
-def _check(gate: Gate, where: str) -> None:
+def check(gate: Gate, where: str) -> None:
+    """Raises UsageError for the first of its numbers that is no choice."""
     if not 0 < gate.alpha < 0.5:
         raise UsageError(f"{where}: alpha: {gate.alpha} is no one-sided level; write one above 0 and below 0.5")
     if not gate.looks or gate.looks[0] < 1 or list(gate.looks) != sorted(set(gate.looks)):
         raise UsageError(
             f"{where}: looks: {list(gate.looks)} are not numbers of blocks, each larger than the one before"
-        )
-    if gate.looks[0] < FIRST_LOOK:
-        raise UsageError(
-            f"{where}: looks: the first is at {gate.looks[0]} block; two boots an arm cannot show two modes of boots, "
-            f"begin at {FIRST_LOOK}"
         )
     for look in gate.looks:
         if (level := looks.level(gate.alpha, gate.looks, look, gate.spending)) < LEAST_LEVEL:

@@ -40,6 +40,8 @@ def fidelity(compared: Compared, look: Look) -> CriterionResult:
     sums = _mean_by_arm(compared, [[found[name][0] for name in names] for found in by_boot])
     sizes = [by_boot[0][name][1] for name in names]
     drawn = resample.weighted_difference([b - a for a, b in zip(sums["a"], sums["b"], strict=True)], sizes)
+    if not drawn.bounded(look.confidence):
+        return compared.result("INCONCLUSIVE", unit, _unbounded("documents"), effect=drawn.value)
     low, high = _with_boots(compared, look, drawn.value, drawn.interval(look.confidence), compared.values())
     limit = compared.criterion.threshold or 0.0
     state = paired.decide((-high, -low), -limit)
@@ -76,6 +78,8 @@ def acceptance(compared: Compared, look: Look) -> CriterionResult:
     if not all(sum(part) > 0 for part in (*tokens.values(), *steps.values())):
         return compared.result("INVALID", unit, "drafts: an arm has none")
     drawn = resample.log_ratio_of_ratios(tokens["a"], steps["a"], tokens["b"], steps["b"])
+    if not drawn.bounded(look.confidence):
+        return compared.result("INCONCLUSIVE", unit, _unbounded("prompts"), effect=relative(drawn.value))
     logs = [math.log(value) for value in compared.values()]
     low, high = _with_boots(compared, look, drawn.value, drawn.interval(look.confidence), logs)
     state, distance, wanted = benefit_state(compared.criterion, drawn.value, (low, high))
@@ -216,6 +220,10 @@ def _with_boots(
     return value - math.hypot(value - interval[0], half), value + math.hypot(interval[1] - value, half)
 
 
+def _unbounded(items: str) -> str:
+    return f"too few {items} differ between the arms for an interval; give the bench more {items}"
+
+
 def _too_early(look: Look, items: str) -> str:
     return (
         f"{items} decide at a level of {100 * resample.LEAST_LEVEL:g}% or more, and this look has "
@@ -271,12 +279,17 @@ def _documents(compared: Compared, boot: BootResult) -> dict[Any, tuple[float, i
 
 
 def _drafts(compared: Compared, boot: BootResult) -> dict[Any, tuple[float, float]]:
-    """Prompt -> (tokens, steps) of the drafter; empty where the bench keeps no counts of single prompts."""
-    return {
-        sample["prompt_id"]: (sample["drafts"] + sample["accepted_tokens"], sample["drafts"])
-        for sample in compared.measurement(boot).samples
-        if "prompt_id" in sample and "drafts" in sample and not sample.get("error")
-    }
+    """Prompt -> (tokens, steps) of the drafter; empty where the bench keeps no counts of single prompts.
+
+    The answers to one prompt are one item: they have its difficulty in common, and more of them are no new prompts.
+    """
+    found: dict[Any, tuple[float, float]] = {}
+    for sample in compared.measurement(boot).samples:
+        if "prompt_id" in sample and "drafts" in sample and not sample.get("error"):
+            prompt = sample.get("prompt", sample["prompt_id"])
+            tokens, steps = found.get(prompt, (0.0, 0.0))
+            found[prompt] = tokens + sample["drafts"] + sample["accepted_tokens"], steps + sample["drafts"]
+    return found
 
 
 def _answers(compared: Compared, boot: BootResult, key: str) -> dict[Any, tuple[bool | None, bool]]:

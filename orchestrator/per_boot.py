@@ -70,6 +70,9 @@ def numbers(compared: Compared, look: Look) -> CriterionResult:
     return replace(result, sentence=_sentence(result, wanted, found))
 
 
+NEWER_DAYS = 1.0  # by which a floor may seem newer than the boots that it is used for
+
+
 def floor_for(compared: Compared, look: Look) -> tuple[Floor | None, str]:
     """(the floor that may be used, or None; which it is, or why none)."""
     floor = look.floors.get(compared.metric)
@@ -82,8 +85,10 @@ def floor_for(compared: Compared, look: Look) -> tuple[Floor | None, str]:
     if floor.dof <= 0:
         return None, "the floor has no degrees of freedom: left aside"
     age = floor.age_days(max(boot.boot.started_at_utc for boot in compared.boots))
-    if age > look.gate.floor_max_age_days:
+    if not -NEWER_DAYS <= age <= look.gate.floor_max_age_days:
         limit = look.gate.floor_max_age_days
+        if age < 0:
+            return None, f"the floor is {-age:.0f} days newer than the boots: left aside, look at the clock"
         return None, f"the floor is {age:.0f} days old, the gate takes {limit:g}: left aside, measure it again"
     return floor, f"floor {percent(floor.sd_between_log)} ({floor.dof:g} dof)"
 

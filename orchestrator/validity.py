@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
+from datetime import datetime
 
 from orchestrator import arms
 from orchestrator.gate import BootResult, Gate
+from orchestrator.labels import is_count
 from orchestrator.records import Measurement
 
 
@@ -15,6 +18,8 @@ def faults(gate: Gate, results: Sequence[BootResult]) -> list[str]:
     if not results:
         return ["boots: none is recorded"]
     found = _boot_faults(results)
+    found += _proof_faults(results)
+    found += _number_faults(results)
     found += _stack_faults(results)
     found += arms.faults(gate, results)
     for result in results:
@@ -45,6 +50,56 @@ def _boot_faults(results: Sequence[BootResult]) -> list[str]:
     lives = Counter(result.boot.nonce for result in results)
     found += [f"boot.nonce: boot {nonce} is there {n} times" for nonce, n in lives.items() if n > 1]
     return found
+
+
+def _proof_faults(results: Sequence[BootResult]) -> list[str]:
+    """What shows that a record is of the server that its plan declares."""
+    found = []
+    for result in results:
+        boot, who = result.boot, f"(boot {result.run_id}, arm {result.arm})"
+        if boot.status != "ok":
+            continue  # said already; what did not come up proves nothing
+        if not boot.attestations:
+            found.append(f"attestation: the boot has none, so nothing proves what was served {who}")
+        elif others := {said.get("nonce") for said in boot.attestations} - {boot.nonce}:
+            found.append(f"attestation.nonce: {', '.join(map(str, others))} is not the boot's own {boot.nonce} {who}")
+        if not _is_time(boot.started_at_utc):
+            found.append(f"boot.started_at_utc: {boot.started_at_utc!r} is no time with its zone {who}")
+        if boot.plan_fingerprint != result.plan.get("fingerprint"):
+            found.append(f"boot.plan_fingerprint: {boot.plan_fingerprint} is not the plan's own {who}")
+    runs = Counter(result.run_id for result in results)
+    return found + [f"run_id: {run_id} is there {n} times" for run_id, n in runs.items() if n > 1]
+
+
+def _is_time(text: str) -> bool:
+    try:
+        return datetime.fromisoformat(text).tzinfo is not None
+    except ValueError:
+        return False
+
+
+def _number_faults(results: Sequence[BootResult]) -> list[str]:
+    """Numbers that are none, and items that are there twice."""
+    found = []
+    for result in results:
+        who = f"(boot {result.run_id}, arm {result.arm})"
+        for measurement in result.measurements.values():
+            for name, value in measurement.metrics.items():
+                if not math.isfinite(value) or (is_count(name) and value < 0):
+                    found.append(f"{name}: {value} is no number that a bench gives {who}")
+            twice = [name for name, n in Counter(_item_names(measurement)).items() if n > 1]
+            found += [f"{measurement.bench}.samples: {name} is there twice {who}" for name in twice[:1]]
+    return found
+
+
+def _item_names(measurement: Measurement) -> list[str]:
+    """What each item is paired by, of the benches that have any."""
+    keys = ("corpus", "document") if measurement.bench == "kld" else ("id",)
+    return [
+        "/".join(str(sample[key]) for key in keys)
+        for sample in measurement.samples
+        if all(key in sample for key in keys)
+    ]
 
 
 def _stack_faults(results: Sequence[BootResult]) -> list[str]:

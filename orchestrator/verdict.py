@@ -60,7 +60,7 @@ def judge(
         floors=floors,
         hours_per_boot=hours_per_boot,
     )
-    found, notes = criteria.evaluate(look, judged)
+    found = criteria.evaluate(look, judged)
     unasked = any(c.role == "primary" for c in gate.criteria.values()) and not _has_primary(found)
     state = "INVALID" if unasked else _together([result.state for result in found])
     between = []
@@ -75,7 +75,7 @@ def judge(
         reasons.insert(0, "criteria: nothing was measured of the primary one, so what is claimed was not asked")
     return Verdict(
         state=state,
-        reasons=tuple(reasons + notes),
+        reasons=tuple(reasons),
         criteria=tuple(found),
         gate=gate.name,
         look=blocks,

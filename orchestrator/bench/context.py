@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -87,7 +88,10 @@ def conclude(
     corpora: Mapping[str, str] | None = None,
     files: Mapping[str, bytes] | None = None,
 ) -> Measurement:
-    """The Measurement; a `reason` makes it invalid and then only its counts remain as metrics."""
+    """The Measurement; a `reason` makes it invalid and then only its counts remain as metrics. So does a metric that is
+    no finite number: a counter of the server's was none."""
+    if wrong := [name for name, value in metrics.items() if not math.isfinite(value)]:
+        reason = reason or f"{wrong[0]} is {metrics[wrong[0]]}, no finite number"
     counts = (".errors", ".skipped", ".truncated", ".short_outputs")
     kept = {name: value for name, value in metrics.items() if not reason or name.endswith(counts)}
     return Measurement(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -24,6 +25,13 @@ class Floor:
     dof: float
     measured_at_utc: str  # ISO 8601, of the last boot
     boots: int
+
+    def __post_init__(self) -> None:
+        spreads = (self.sd_within_log, self.sd_between_log, self.dof)
+        if not all(math.isfinite(value) and value >= 0 for value in spreads):
+            raise ValueError(f"the floor of {self.metric} has a spread or degrees of freedom below 0")
+        if datetime.fromisoformat(self.measured_at_utc).tzinfo is None:
+            raise ValueError(f"the floor of {self.metric}: measured_at_utc {self.measured_at_utc!r} has no time zone")
 
     def age_days(self, at_utc: str) -> float:
         """Days from the floor's last boot until `at_utc` (ISO 8601); negative where the floor is the newer one."""

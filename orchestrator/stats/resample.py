@@ -13,6 +13,7 @@ from typing import Any
 DRAWS = 4000
 SEED = 20260901
 LEAST_LEVEL = 20 / DRAWS  # one-sided; further out too few draws lie beyond the quantile, and skewed items break it
+UNBOUNDED = 1e6  # standard errors
 MIN_ITEMS = 12  # with fewer, intervals of skewed items fall short of their confidence by more than a point
 
 
@@ -24,6 +25,10 @@ class Resampled:
     se: float
     items: int
     draws: Any  # float64 (DRAWS,)
+
+    def bounded(self, confidence: float) -> bool:
+        """Whether the draws have both ends of the interval: where few items differ, too many resamples have none."""
+        return all(abs(end - self.value) <= UNBOUNDED * self.se for end in self.interval(confidence))
 
     def interval(self, confidence: float) -> tuple[float, float]:
         """Two-sided."""

@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 import statistics
+import time
 from dataclasses import replace
 from itertools import pairwise
 
@@ -101,7 +102,7 @@ def test_a_prompt_of_token_ids_is_sent_as_such_and_tokens_are_counted_from_usage
         ("no_finish_reason", "without a finish_reason"),
         ("fin", "connection broken after 3 tokens: closed by the server"),
         ("rst", "connection broken after 3 tokens"),
-        ("lying_usage", "usage says 27 tokens, the updates carried 20"),
+        ("lying_usage", "usage says 27 tokens, 20 were asked for at most"),
         ("never", "timed out before the first token"),
         ("stall", "timed out between tokens .* after 3 tokens"),
     ],
@@ -157,6 +158,78 @@ def test_a_stream_that_lingers_after_its_end_is_over():
     assert done.end_ns - done.update_ns[-1] < 200_000_000
 
 
+def raw(*reads: bytes, max_tokens: int = 3) -> tuple[Completion, float]:
+    """What the client makes of an answer in these writes on a connection that stays open, and the seconds it took."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        for data in reads:
+            writer.write(data)
+            await asyncio.sleep(0.005)
+        await reader.read()  # until the client leaves
+        writer.close()
+
+    async def run():
+        server = await asyncio.start_server(answer, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        async with server, Client(Target(f"http://127.0.0.1:{port}", MODEL, 4096), SHORT) as client:
+            started = asyncio.get_running_loop().time()
+            return await client.complete(PROMPT, max_tokens), asyncio.get_running_loop().time() - started
+
+    return bench.run(run())
+
+
+HEAD = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+EVENTS = [
+    {"choices": [{"text": "a", "finish_reason": end}], "usage": {"prompt_tokens": 9, "completion_tokens": n + 1}}
+    for n, end in enumerate((None, None, "length"))
+]
+
+
+def chunked(*parts: bytes) -> list[bytes]:
+    return [b"%x\r\n%s\r\n" % (len(part), part) for part in parts]
+
+
+@pytest.mark.parametrize(
+    ("lead", "tail", "end"),
+    [
+        (b"data: ", b"\n\n", chunked(b"data: [DONE]\n\n")),
+        (b"data: ", b"\r\n\r\n", chunked(b"data: [DONE]\r\n\r\n")),
+        (b"data:", b"\n\n", chunked(b"data:[DONE]\n\n")),
+        (b"data: ", b"\n\n", [*chunked(b"data: [DO", b"NE]\n\n"), b"0\r\n\r\n"]),
+        (b"data: ", b"\n", chunked(b"data: [DONE]\n")),
+    ],
+    ids=["plain", "crlf", "no space", "in two", "one newline"],
+)
+@pytest.mark.parametrize("interim", [(), (b"HTTP/1.1 100 Continue\r\n\r\n",)], ids=["", "100 first"])
+def test_a_stream_is_over_at_its_done_however_it_is_written(lead, tail, end, interim):
+    events = chunked(*(lead + json.dumps(event).encode() + tail for event in EVENTS))
+    done, seconds = raw(*interim, HEAD, *events, *end)
+    assert (done.error, done.text, done.update_tokens) == ("", "aaa", (1, 1, 1)) and seconds < SHORT.between_tokens_s
+
+
+@pytest.mark.parametrize(
+    ("reads", "said"),
+    [
+        ((HEAD, *chunked(b"data: {}\n\n"), b"0\r\n\r\n"), "the stream ended without [DONE] after 0 tokens"),
+        ((b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}",), "the stream ended without [DONE] after 0 tokens"),
+        ((b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n",), "the stream ended without [DONE] after 0 tokens"),
+    ],
+)
+def test_a_body_that_is_whole_and_no_stream_is_an_error_at_once(reads, said):
+    done, seconds = raw(*reads)
+    assert done.error == said and seconds < SHORT.first_token_s
+
+
+def test_an_event_of_megabytes_in_small_reads_is_read_in_time():
+    reader = CompletionReader()
+    event = b"data: " + json.dumps({"choices": [{"text": "x" * 3_000_000}]}).encode() + b"\n\n"
+    started = time.perf_counter()
+    for at in range(0, len(event), 1000):
+        reader.feed(event[at : at + 1000], at)
+    assert reader.tokens == 1 and time.perf_counter() - started < 1.0
+
+
 def test_comments_that_keep_a_connection_alive_are_no_tokens():
     _, done = complete(Script(ttft_s=1.0, keepalive_s=0.02))
     assert done.error == "timed out before the first token (0.3 s)"
@@ -199,14 +272,14 @@ def test_a_usage_that_its_text_does_not_bear_out_is_shown():
     def found(script: Script, tokens: int) -> Recount:
         async def run():
             async with serving(script) as (_, target), Client(target, SHORT) as client:
-                done = [await client.complete(PROMPT, tokens) for _ in range(6)]
+                done = [await client.chat([{"role": "user", "content": "Go on."}], tokens) for _ in range(6)]
                 assert not any(completion.error for completion in done)
                 return await recount(client, done)
 
         return bench.run(run())
 
-    assert found(Script(gap_s=0.0), 60).note == ""
-    inflated = found(Script(gap_s=0.0, fault="inflated_usage"), 60)
+    assert found(Script(gap_s=0.0, stop_after=60), 100).note == ""
+    inflated = found(Script(gap_s=0.0, stop_after=60, fault="inflated_usage"), 100)
     assert inflated.note == "usage says 198 tokens, the texts of these 3 outputs are 180 (+10.0%)"
     assert inflated.sample()["recount"] == {"outputs": 3, "usage_tokens": 198, "text_tokens": 180}
     assert Recount((101, 101), ((1,) * 100, (1,) * 100)).note == ""  # a stop token has no text

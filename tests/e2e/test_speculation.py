@@ -19,7 +19,7 @@ pytestmark = [
 
 
 @pytest.mark.parametrize("tokens", [3, 5, 7])
-@pytest.mark.parametrize(("variant", "least_share"), [("int4_ngram", 0.0), ("int4_draft", 0.5)])
+@pytest.mark.parametrize(("variant", "least_share"), [("int4_ngram", 0.0), ("int4_draft", 0.7)])
 def test_a_depth_drafts_its_tokens_and_counters_and_stream_agree(machine, variant, least_share, tokens):
     machine = replace(machine, records=f"{machine.records}-{variant}-{tokens}")
     depth = f"variant.speculation.tokens={tokens}"
@@ -28,7 +28,8 @@ def test_a_depth_drafts_its_tokens_and_counters_and_stream_agree(machine, varian
     (run,) = machine.runs()
     found = catalog.measurements(machine.tracking / "artifacts" / run.info.run_id / "artifacts")["acceptance"]
     assert 1.0 <= found.metrics["acceptance.acceptance_length"] <= tokens + 1
-    assert least_share <= found.metrics["acceptance.accepted_share"] <= 1.0
+    # of the first token: as often as both forms of the model agree on the likeliest one (84% for int4)
+    assert least_share <= found.metrics["acceptance.accepted_share.pos0"] <= 1.0
     assert found.metrics["acceptance.ms_per_step"] > 0 and run.data.metrics["decode.ms_per_step.ctx512"] > 0
     assert f"acceptance.accepted_share.pos{tokens - 1}" in found.metrics
     assert f"acceptance.accepted_share.pos{tokens}" not in found.metrics

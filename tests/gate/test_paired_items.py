@@ -173,6 +173,36 @@ def test_acceptance_is_a_ratio_of_counts_paired_by_prompt(ab, gain, state):
     assert verdict.state == state and "48 prompts" in verdict.reasons[0]
 
 
+def test_the_answers_to_one_prompt_are_one_item(ab):
+    def measure(arm: str, number: int):
+        (found,) = prompts(0.0, 24)(arm, number)
+        samples = [{**sample, "prompt": sample["prompt_id"] // 8} for sample in found.samples]
+        return [replace(found, samples=tuple(samples))]
+
+    verdict = decide(ab(measure), ACCEPTANCE)
+    assert verdict.state == "INCONCLUSIVE" and "3 prompts, an interval takes 12" in verdict.reasons[0]
+
+
+def test_arms_that_differ_on_one_document_have_no_interval(ab):
+    def measure(arm: str, _number: int):
+        kl = [0.01 + 0.003 * (arm == "b" and n == 3) for n in range(20)]
+        samples = [{"document": n, "corpus": "prose", "positions": 511, "mean_nats": v} for n, v in enumerate(kl)]
+        return [a_measurement("kld", {KL.metric: sum(kl) / 20}, samples, reference_stack=STACK)]
+
+    verdict = decide(ab(measure), KL)
+    assert verdict.state == "INCONCLUSIVE" and verdict.criteria[0].interval is None
+    assert "too few documents differ between the arms" in verdict.reasons[0]
+
+
+def test_an_item_that_is_there_twice_is_invalid(ab):
+    def measure(arm: str, number: int):
+        (found,) = documents(0.0)(arm, number)
+        return [replace(found, samples=(*found.samples, found.samples[0]))]
+
+    verdict = decide(ab(measure), KL)
+    assert verdict.state == "INVALID" and "kld.samples: prose/0 is there twice" in verdict.reasons[0]
+
+
 def test_acceptance_without_counts_of_single_prompts_is_judged_by_boots(ab):
     def measure(arm: str, number: int):
         return [a_measurement("acceptance", {ACCEPTANCE.metric: 3.0 + 0.001 * number + 0.001 * (arm == "b")})]

@@ -150,15 +150,15 @@ def test_an_early_look_is_stricter_than_the_only_one(ab):
     assert early.criteria[0].interval[0] < once.criteria[0].interval[0]
 
 
-def test_a_family_is_one_criterion_for_each_place_that_both_arms_measured(ab):
-    def measure(arm: str, number: int):
-        places = (32, 512, 2048) if arm == "a" else (32, 512)
+def test_a_family_is_one_criterion_for_each_place_and_both_arms_have_all_of_them(ab):
+    def measure(arm: str, number: int, places=(32, 512)):
         return [a_measurement("decode_ctx", {f"decode.ms_per_step.ctx{n}": 25.0 + number / 100 for n in places})]
 
     family = replace(NON_INFERIOR, metric="decode.ms_per_step.ctx*")
     verdict = judge(a_gate(family), ab(measure), {})
     assert [found.metric for found in verdict.criteria] == ["decode.ms_per_step.ctx32", "decode.ms_per_step.ctx512"]
-    assert any("ctx2048: measured in arm a alone" in reason for reason in verdict.reasons)
+    uneven = ab(lambda arm, number: measure(arm, number, (32, 512, 2048) if arm == "a" else (32, 512)))
+    assert_invalid(judge(a_gate(family), uneven, {}), "decode.ms_per_step.ctx2048: missing on arm b, block 0")
 
 
 def test_an_interval_is_no_member_of_a_family(ab):
@@ -191,7 +191,10 @@ def test_no_boots_are_invalid():
         (with_boot(nonce="a0"), "boot.nonce: boot a0 is there 2 times"),
         (with_measurement("decode_ctx", status="invalid", reason="all 9 requests failed"), "all 9 requests failed"),
         (with_measurement("decode_ctx", metrics={}), f"{METRIC}: missing on arm b"),
-        (with_measurement("decode_ctx", metrics={METRIC: float("nan")}), f"{METRIC}: nan on boot b1"),
+        (
+            with_measurement("decode_ctx", metrics={METRIC: float("nan")}),
+            f"{METRIC}: nan is no number that a bench gives (boot b1, arm b)",
+        ),
         (with_measurement("decode_ctx", metrics={METRIC: 0.0}), f"{METRIC}: 0 on boot b1"),
         (with_measurement("decode_ctx", config={"repeats": 5}), "decode_ctx.config.repeats: 3 and 5"),
         (with_measurement("decode_ctx", corpora={"prose": "1"}), "decode_ctx.corpora.prose"),
@@ -220,8 +223,35 @@ def test_a_metric_that_nobody_measured_is_invalid_and_an_optional_one_is_left_ou
         return [*decode(-0.05)(arm, number), a_measurement("prefill", {"prefill.errors": 0.0, **more})]
 
     verdict = judge(a_gate(SUPERIOR, optional), ab(one_arm), {METRIC: a_floor()})
-    assert_invalid(verdict, "prefill.ttft_ms.len512: no metric of it")
-    assert_invalid(verdict, "prefill.ttft_ms.len512: measured in arm a alone")
+    assert_invalid(verdict, "prefill.ttft_ms.len512: missing on arm b, block 0, boot b0")
+
+
+def test_a_metric_of_one_block_is_not_decided_by_that_block(ab):
+    def measure(arm: str, number: int):
+        later = {"prefill.ttft_ms.len512": 40.0} if number < 2 else {}
+        return [*decode(-0.05)(arm, number), a_measurement("prefill", {"prefill.errors": 0.0, **later})]
+
+    more = Criterion("prefill.ttft_ms.len512", "non_inferior", margin=0.01)
+    verdict = judge(a_gate(SUPERIOR, more), ab(measure), {METRIC: a_floor()})
+    assert_invalid(verdict, "prefill.ttft_ms.len512: missing on arm b, block 1, boot b2")
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"attestations": ()}, "attestation: the boot has none"),
+        ({"attestations": ({"nonce": "another"},)}, "attestation.nonce: another is not the boot's own b1"),
+        ({"plan_fingerprint": "another"}, "boot.plan_fingerprint: another is not the plan's own"),
+    ],
+)
+def test_a_boot_without_its_own_proof_is_invalid(ab, changed, said):
+    results = [replace(r, boot=replace(r.boot, **changed)) if r.run_id == "b1" else r for r in ab(decode(-0.05))]
+    assert_invalid(judge(a_gate(SUPERIOR), results, {}), said)
+
+
+def test_a_run_that_is_there_twice_is_invalid(ab):
+    results = [replace(r, run_id="b0") if r.run_id == "b1" else r for r in ab(decode(-0.05))]
+    assert_invalid(judge(a_gate(SUPERIOR), results, {}), "run_id: b0 is there 2 times")
 
 
 def test_equal_arms_are_invalid_unless_it_is_an_aa(ab):
