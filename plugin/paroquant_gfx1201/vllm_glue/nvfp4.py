@@ -195,7 +195,9 @@ class RequantizingLinearMethod(ReferenceLinearMethod):
             layer.register_parameter(name, parameter)
         if self.kind == "fp8" and not self.one_scale:
             scale = ChannelQuantScaleParameter(
-                data=torch.empty(outputs, 1), output_dim=0, weight_loader=extra["weight_loader"]
+                data=torch.empty(outputs, 1, dtype=torch.float32),
+                output_dim=0,
+                weight_loader=extra["weight_loader"],
             )
             layer.register_parameter("weight_scale", scale)
         partition_parameters(layer, parts, own)
