@@ -28,7 +28,7 @@ from paroquant_gfx1201.formats.mxfp4 import Mxfp4Projection, Mxfp4Spec
 from paroquant_gfx1201.quantize_fp4 import requantize, to_mxfp4
 from paroquant_gfx1201.vllm_glue import op
 from paroquant_gfx1201.vllm_glue.config import GFX1201, local_directory, merged_parts
-from paroquant_gfx1201.vllm_glue.linear import ReferenceLinearMethod, partition_parameters, progress
+from paroquant_gfx1201.vllm_glue.linear import ReferenceLinearMethod, partition_parameters, progress, refusal
 
 METHOD = "paroquant_nvfp4"
 BF16_MERGED = "in_proj_ba"
@@ -173,7 +173,7 @@ class RequantizingLinearMethod(ReferenceLinearMethod):
         try:
             self.group_size = group_size_of(inputs)
         except PluginError as error:
-            raise PluginError(f"{self.prefix}: {error}") from None
+            raise refusal(self.prefix, error, layer.tp_size) from None
         own = dict.fromkeys(self.ignored, ((), "float32"))
         if self.kind == "nvfp4":
             merged = {
