@@ -11,6 +11,7 @@ own as under torchrun. A job is {"model", "ranks", "environment", "prompts", "ou
 
 import json
 import os
+import signal
 import socket
 import sys
 import types
@@ -20,6 +21,8 @@ from pathlib import Path
 GENERATED = 6
 OMP_BIND = "0|1"
 TOKENS = 256
+JOB_TIMEOUT_S = 600
+"""On a machine that is shared; a job takes five seconds."""
 
 
 def without_torchvision() -> None:
@@ -87,7 +90,7 @@ def serve(job: dict, rank: int, port: int) -> None:
         max_tokens=GENERATED, temperature=0, ignore_eos=True, prompt_logprobs=-1, logprobs=-1, detokenize=False
     )
     out = Path(job["out"])
-    for prompt, tokens in job["prompts"].items():  # noqa: B007  `note` reads it
+    for prompt, tokens in job["prompts"].items():
         done = llm.generate([{"prompt_token_ids": tokens}], parameters, use_tqdm=False)[0]
         rows = [*done.prompt_logprobs[1:], *done.outputs[0].logprobs]
         values = torch.tensor([[row[token].logprob for token in range(len(row))] for row in rows])
@@ -101,9 +104,11 @@ def run_rank(job: dict, rank: int, port: int) -> int:
     """The forked child; returns its exit status."""
     import traceback
 
+    signal.alarm(JOB_TIMEOUT_S)
     log = os.open(Path(job["out"]) / f"rank-{rank}.log", os.O_CREAT | os.O_WRONLY)
     os.dup2(log, 1)
     os.dup2(log, 2)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.environ.update(job["environment"], RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(job["ranks"]))
     os.environ["RADIANCE_ATTEST_DIR"] = job["out"]
     try:
@@ -117,7 +122,26 @@ def run_rank(job: dict, rank: int, port: int) -> int:
     return 0
 
 
+def finished(ranks: set[int]) -> bool:
+    """Wait for the processes; the first that fails takes the others along, which would wait for it for ever."""
+    good = True
+    try:
+        while ranks:
+            child, status = os.waitpid(-1, 0)
+            ranks.discard(child)
+            if status and good:
+                good = False
+                for other in ranks:
+                    os.kill(other, signal.SIGKILL)
+    except BaseException:
+        for other in ranks:
+            os.kill(other, signal.SIGKILL)
+        raise
+    return good
+
+
 def main() -> int:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     os.environ.update(
         VLLM_ENABLE_V1_MULTIPROCESSING="0",
         VLLM_TARGET_DEVICE="cpu",
@@ -141,7 +165,7 @@ def main() -> int:
             ranks.append(os.fork())
             if ranks[-1] == 0:
                 os._exit(run_rank(job, rank, port))
-        failed += any([os.waitpid(child, 0)[1] for child in ranks])
+        failed += not finished(set(ranks))
     return 1 if failed else 0
 
 

@@ -1,4 +1,4 @@
-"""Qwen3.5's merged layers on one and two ranks: the ranks together hold the unsharded projections, every tensor of them.
+"""Qwen3.5's merged layers on one and two ranks: together the ranks hold every tensor of the unsharded projections.
 
 What a rank multiplies is compared with float64 products of the whole projection's numbers, so the floor is float32's.
 """

@@ -1,7 +1,7 @@
 """A Qwen3.5 model of four layers and random weights: what its architecture asks of a loader, in a few megabytes.
 
-Two layers of GatedDeltaNet, two of gated attention. Everything that a tensor-parallel rank of two holds is a multiple of
-the group size 128, as in the published models: K is 256 or 512, attention has 4 heads of 64 and 2 of keys, the
+Two layers of GatedDeltaNet, two of gated attention. Whatever one of two tensor-parallel ranks holds is a multiple of
+the group size 128, as in the published models: K is 256 or 512, attention has 4 heads of 64 and 2 of keys,
 GatedDeltaNet 2 key heads and 4 value heads of 128.
 """
 
