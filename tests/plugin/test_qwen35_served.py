@@ -35,8 +35,9 @@ PROMPTS = {"decode": 40, "prefill": 100}
 LAYERS = 16
 """in_proj_qkvz or qkv_proj, out_proj or o_proj, gate_up_proj, down_proj: four in each of four blocks."""
 
-BF16_OUTPUT = 2.5e-3
-"""Relative error of a layer: 1.66e-3 is the rounding of its output; two ranks round twice."""
+ERROR = {1: 2.5e-3, 2: 4e-3}
+"""Relative error of a layer by the ranks that it is summed over. 1.66e-3 is the rounding of one bf16 output, 2.46e-3
+that of two and of their sum; the rest is room for activations on the boundary of two codes."""
 
 KL_NATS = {"none": 1e-4, "int8": 1e-3, "e4m3": 5e-3}
 """Mean KL of the served model against float64, by the element of activations."""
@@ -45,6 +46,7 @@ MERGED = {
     "qkv_proj": ("q_proj", "k_proj", "v_proj"),
     "gate_up_proj": ("gate_proj", "up_proj"),
     "in_proj_qkvz": ("in_proj_qkv", "in_proj_z"),
+    "in_proj_ba": ("in_proj_b", "in_proj_a"),
 }
 ROW_PARALLEL = ("o_proj", "down_proj", "out_proj")
 
@@ -116,9 +118,7 @@ def test_every_layer_gave_what_its_unsharded_projections_give(name: str, ranks: 
     case = served[name, ranks]
     projections = unsharded.projections(case.checkpoint)
     layers = {layer["name"]: layer for layer in case.attestations()[0]["layers"]}
-    quantized = [name for name in layers if not name.endswith("in_proj_ba")]
-    assert len(quantized) == LAYERS
-    for layer in quantized:
+    for layer in layers:
         parent, _, last = layer.rpartition(".")
         parts = [projections[f"{parent}.{part}"] for part in MERGED.get(last, (last,))]
         split = ranks if last in ROW_PARALLEL else 1
@@ -127,7 +127,7 @@ def test_every_layer_gave_what_its_unsharded_projections_give(name: str, ranks: 
             assert len(x) == count
             expected = torch.cat([unsharded.multiply(x, part, case.mode(), split) for part in parts], 1)
             assert y.shape == expected.shape
-            assert relative(y, expected) < BF16_OUTPUT, (layer, prompt)
+            assert relative(y, expected) < ERROR[split], (layer, prompt)
 
 
 @pytest.mark.parametrize(("name", "ranks"), CASES)

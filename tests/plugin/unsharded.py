@@ -3,6 +3,7 @@
 Nothing here is sharded, merged or packed.
 """
 
+import re
 from pathlib import Path
 
 import torch
@@ -10,18 +11,25 @@ import torch
 from paroquant_gfx1201 import reference, rotation
 from paroquant_gfx1201.formats.catalog import read_layers
 from paroquant_gfx1201.formats.checkpoint import read_headers, read_tensors
+from paroquant_gfx1201.formats.mxfp4 import Mxfp4Projection, Mxfp4Spec
 from paroquant_gfx1201.formats.nvfp4 import Nvfp4Weight
 from paroquant_gfx1201.modes import Mode
-from paroquant_gfx1201.quantize_fp4 import requantize
+from paroquant_gfx1201.quantize_fp4 import requantize, to_mxfp4
 
 RULE = "mse"
+GATES = re.compile(r"\.linear_attn\.in_proj_[ab]\.weight$")
 
 
 def projections(directory: Path) -> dict:
-    """The checkpoint's quantized projections by name; NVFP4 ones requantized to MXFP4, as they are served."""
-    found = {}
-    for name, layer in read_layers(directory):
-        found[name] = requantize(layer, RULE, 128) if isinstance(layer, Nvfp4Weight) else layer
+    """The checkpoint's quantized projections by name; those of an NVFP4 one as MXFP4, its bf16 GDN gates too."""
+    layers = dict(read_layers(directory))
+    if not any(isinstance(layer, Nvfp4Weight) for layer in layers.values()):
+        return layers
+    found = {name: requantize(layer, RULE, 128) for name, layer in layers.items()}
+    gates = {name: entry for name, entry in read_headers(directory).items() if GATES.search(name)}
+    for name, weight in read_tensors(gates):
+        codes = to_mxfp4(weight.float(), RULE)
+        found[name.removesuffix(".weight")] = Mxfp4Projection(Mxfp4Spec(128, 1, RULE), *codes)
     return found
 
 
