@@ -167,9 +167,17 @@ def test_half_quantized_merged_layers_are_refused() -> None:
 
 
 def test_experts_are_refused() -> None:
-    fused_experts = type("RoutedExperts", (torch.nn.Module,), {})()
-    with pytest.raises(PluginError, match="mixture-of-experts"):
-        config("m.down_proj").get_quant_method(fused_experts, "m.experts")
+    from vllm.model_executor.layers.fused_moe.layer import FusedMoEFactory
+
+    names = config("m.down_proj")
+    with pytest.raises(PluginError, match=r"m\.experts.*: mixture-of-experts layers are not supported"):
+        FusedMoEFactory(4, 2, INPUTS, 128, quant_config=names, prefix="m.experts")
+
+
+def test_a_checkpoint_of_experts_is_refused_before_anything_is_built(tmp_path: Path) -> None:
+    save_file(random_projection(5).to_tensors("m.mlp.experts.0.up_proj"), tmp_path / "a.safetensors")
+    with pytest.raises(PluginError, match=r"m\.mlp\.experts\.0\.up_proj: mixture-of-experts layers are not supported"):
+        config().maybe_update_config(str(tmp_path))
 
 
 def test_each_loaded_layer_is_attested(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
