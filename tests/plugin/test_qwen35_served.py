@@ -24,7 +24,7 @@ from tests.plugin.conftest import relative
 
 pytestmark = pytest.mark.vllm
 
-LONG = os.environ.get("PARO_LONG_TESTS") == "1"
+LONG = "PARO_LONG_TESTS" in os.environ
 INT8 = {"RADIANCE_PQ_I8": "1", "RADIANCE_PQ_PG": "1", "RADIANCE_PQ_ZPE": "1"}
 ENVIRONMENTS = {"bf16": {}, "int4": {}, "int5": INT8, "lloyd": {}, "mxfp4": {}, "nvfp4": {"RADIANCE_NVFP4_MXFP4": "1"}}
 CASES = [(name, ranks) for name in ENVIRONMENTS for ranks in (1, 2)] if LONG else [("nvfp4", 1), ("int5", 2)]
