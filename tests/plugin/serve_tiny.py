@@ -9,6 +9,7 @@ own as under torchrun. A job is {"model", "ranks", "environment", "prompts", "ou
 - `attest-PID.json`, the plugin's attestation, and `rank-R.log`.
 """
 
+import ctypes
 import json
 import os
 import signal
@@ -109,6 +110,7 @@ def run_rank(job: dict, rank: int, port: int) -> int:
     os.dup2(log, 1)
     os.dup2(log, 2)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: a rank that waits for another spins on its core
     os.environ.update(job["environment"], RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(job["ranks"]))
     os.environ["RADIANCE_ATTEST_DIR"] = job["out"]
     try:
