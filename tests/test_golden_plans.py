@@ -23,11 +23,14 @@ ON_CPU = (
     "int4",
     "int4_draft",
     "int4_i8_pg_zpe",
+    "int4_lloyd",
     "int4_ngram",
     "int5",
     "int5_i8",
     "int5_i8_pg",
     "int5_i8_pg_zpe",
+    "mxfp4_paro",
+    "nvfp4_mxfp4",
 )
 ON_R9700X2 = ("int4", "int5_i8_pg_zpe", "mxfp4_paro", "nvfp4_mxfp4")
 SPEC7 = ("speculation@variant.speculation=dflash7",)

@@ -85,7 +85,7 @@ def rotation_matrices(projection: Projection | Mxfp4Projection) -> torch.Tensor:
     """
     group_size = projection.spec.group_size
     if projection.theta is None:
-        return torch.eye(group_size).expand(projection.inputs // group_size, -1, -1).contiguous()
+        return torch.eye(group_size, dtype=torch.float32).expand(projection.inputs // group_size, -1, -1).contiguous()
     cos, sin = rotation.cosines(projection.theta)
     matrices = rotation.block_matrices(cos, sin, projection.pairs, group_size)
     return matrices * projection.channel_scales.float().view(-1, 1, group_size)
@@ -94,7 +94,7 @@ def rotation_matrices(projection: Projection | Mxfp4Projection) -> torch.Tensor:
 def prepare(projection: Projection | Mxfp4Projection) -> PreparedWeight:
     """Dequantize once; see PreparedWeight."""
     matrices = rotation_matrices(projection)
-    no_codes, no_scales = torch.empty(0, dtype=torch.int8), torch.empty(0)
+    no_codes, no_scales = torch.empty(0, dtype=torch.int8), torch.empty(0, dtype=torch.float32)
     if isinstance(projection, Mxfp4Projection):
         weight = projection.dequantize().contiguous()
         return PreparedWeight(matrices, weight, weight.new_empty(0, weight.shape[1]), no_codes, no_scales)

@@ -146,13 +146,17 @@ def test_a_forbidden_line_is_shown_as_it_stands_in_the_log(plan_of, line, said):
 def test_nvfp4_layers_left_on_vllms_own_path_are_a_fault(plan_of):
     plan = plan_of("+variant=nvfp4_mxfp4", "box=r9700x2")
     live = "all-R4D decode(fused) path live\n"
-    assert evidence.marker_faults(plan, live + "[radiance.mxfp4] linear layers: 304/304\n") == []
-    assert evidence.marker_faults(plan, live + "[radiance.mxfp4] linear layers: 112/112\n")
+    for plugin in ("radiance.mxfp4", "paroquant_gfx1201"):
+        assert evidence.marker_faults(plan, live + f"[{plugin}] linear layers: 304/304 on our kernel\n") == []
+        assert evidence.marker_faults(plan, live + f"[{plugin}] linear layers: 112/112 on our kernel\n")
 
 
-def test_the_plugins_own_layer_count_is_the_cpu_boxs_marker(plan_of):
-    plan = plan_of("+variant=int5", "box=cpu")
-    assert evidence.marker_faults(plan, "[paroquant_gfx1201] linear layers: 120/120 on our kernel") == []
+@pytest.mark.parametrize("variant", ["int4", "int4_lloyd", "int5", "mxfp4_paro", "nvfp4_mxfp4"])
+def test_the_plugins_own_layer_count_is_the_cpu_boxs_marker(plan_of, variant):
+    plan = plan_of(f"+variant={variant}", "box=cpu")
+    line = "[paroquant_gfx1201] linear layers: 120/120 on our kernel, 0 not quantized"
+    assert evidence.marker_faults(plan, line) == []
+    assert evidence.marker_faults(plan, "")
     assert evidence.marker_faults(plan, "[paroquant_gfx1201] linear layers: 119/120 on our kernel")
 
 

@@ -16,7 +16,7 @@ from paroquant_gfx1201.formats.mxfp4 import Mxfp4Spec
 from paroquant_gfx1201.formats.spec import FormatSpec
 from paroquant_gfx1201.quantize_fp4 import requantize, to_mxfp4, to_nvfp4
 from tests.plugin.conftest import random_projection, relative
-from tests.plugin.vllm_layers import _fresh, _one_rank, load, load_tensors, prepared, rank, run, tokens  # noqa: F401
+from tests.plugin.vllm_layers import _fresh, _one_rank, build, load, load_tensors, prepared, rank, run, tokens  # noqa: F401
 
 pytestmark = pytest.mark.vllm
 
@@ -52,13 +52,13 @@ def paro(spec, *names: str):
 def merged(config, prefix: str = "m.gate_up_proj", widths: tuple[int, ...] = (128, 64)):
     from vllm.model_executor.layers.linear import MergedColumnParallelLinear
 
-    return MergedColumnParallelLinear(INPUTS, list(widths), bias=False, quant_config=config, prefix=prefix)
+    return build(MergedColumnParallelLinear, INPUTS, list(widths), config=config, prefix=prefix)
 
 
 def row(config, prefix: str = "m.down_proj", outputs: int = 96):
     from vllm.model_executor.layers.linear import RowParallelLinear
 
-    return RowParallelLinear(INPUTS, outputs, bias=False, quant_config=config, prefix=prefix)
+    return build(RowParallelLinear, INPUTS, outputs, config=config, prefix=prefix)
 
 
 @pytest.mark.parametrize("kind", SPECS)
@@ -195,6 +195,7 @@ def test_fp8_layers_become_mxfp4_too(per_output: bool, tmp_path: Path) -> None:
     load_tensors(layer, tensors, None)
     y = run(prepared(layer), tokens(5))
     expected = requantize(nvfp4.Fp8Weight.from_tensors("p", tensors), "mse", 128)
+    assert torch.equal(layer.paroquant_weights[0], reference.prepare(expected).weight)
     assert relative(y, reference.exact(tokens(5), expected)) < EXACT_E4M3
     assert attest.process.requantized == {"fp8": {"expected": 1, "done": 1}}
 

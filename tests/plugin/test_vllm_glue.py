@@ -18,7 +18,7 @@ from paroquant_gfx1201.formats.projection import Projection
 from paroquant_gfx1201.formats.spec import FormatSpec
 from paroquant_gfx1201.modes import Mode
 from tests.plugin.conftest import random_projection, relative
-from tests.plugin.vllm_layers import _fresh, _one_rank, load, prepared, rank, run, tokens  # noqa: F401
+from tests.plugin.vllm_layers import _fresh, _one_rank, build, load, prepared, rank, run, tokens  # noqa: F401
 
 pytestmark = pytest.mark.vllm
 
@@ -34,15 +34,15 @@ ROUNDED = 4e-3
 def config(*names: str):
     from paroquant_gfx1201.vllm_glue.config import ParoQuantConfig
 
-    made = ParoQuantConfig(SPEC)
-    made.quantized = frozenset(names)
-    return made
+    spec = ParoQuantConfig(SPEC)
+    spec.quantized = frozenset(names)
+    return spec
 
 
 def qkv_layer(made_config):
     from vllm.model_executor.layers.linear import QKVParallelLinear
 
-    return QKVParallelLinear(INPUTS, 64, 2, 1, bias=False, quant_config=made_config, prefix="m.qkv_proj")
+    return build(QKVParallelLinear, INPUTS, 64, 2, 1, config=made_config, prefix="m.qkv_proj")
 
 
 def expected(x: torch.Tensor, projections: list[Projection]) -> torch.Tensor:
@@ -97,20 +97,17 @@ def test_a_tuple_shard_fills_several_partitions_and_none_fills_all() -> None:
     from vllm.model_executor.layers.linear import MergedColumnParallelLinear
 
     whole, last = fused_projection(), random_projection(5, INPUTS, 64, 9)
-    made = config("m.in_proj_qkv", "m.in_proj_z")
-    layer = MergedColumnParallelLinear(
-        INPUTS, [128, 64, 64, 64], bias=False, quant_config=made, prefix="m.in_proj_qkvz"
-    )
+    names = config("m.in_proj_qkv", "m.in_proj_z")
+    layer = build(MergedColumnParallelLinear, INPUTS, [128, 64, 64, 64], config=names, prefix="m.in_proj_qkvz")
     load(layer, whole, (0, 1, 2))
     load(layer, last, 3)
     y = run(prepared(layer), tokens(5))
     assert [weight.shape[1] for weight in layer.paroquant_weights] == [256, 64]
     assert relative(y, expected(tokens(5), [whole, last])) < ROUNDED
 
-    layer = MergedColumnParallelLinear(
-        INPUTS, [128, 128], bias=False, quant_config=config("m.gate_up_proj"),
-        prefix="m.gate_up_proj",
-    )  # fmt: skip
+    layer = build(
+        MergedColumnParallelLinear, INPUTS, [128, 128], config=config("m.gate_up_proj"), prefix="m.gate_up_proj"
+    )
     load(layer, whole, None)
     y = run(prepared(layer), tokens(5))
     assert len(layer.paroquant_weights) == 1
@@ -123,10 +120,8 @@ def test_two_ranks_split_outputs_of_a_column_layer(monkeypatch: pytest.MonkeyPat
     parts = [random_projection(5, INPUTS, 128, seed) for seed in (0, 1)]
     for index in range(2):
         with rank(monkeypatch, index, 2):
-            layer = MergedColumnParallelLinear(
-                INPUTS, [128, 128], bias=False, prefix="m.gate_up_proj",
-                quant_config=config("m.gate_proj", "m.up_proj"),
-            )  # fmt: skip
+            names = config("m.gate_proj", "m.up_proj")
+            layer = build(MergedColumnParallelLinear, INPUTS, [128, 128], config=names, prefix="m.gate_up_proj")
         for shard, part in enumerate(parts):
             load(layer, part, shard)
         mine = [columns(part, index * 64, index * 64 + 64) for part in parts]
@@ -141,7 +136,7 @@ def test_two_ranks_split_whole_groups_of_a_row_layer(monkeypatch: pytest.MonkeyP
     total = torch.zeros(5, 96)
     for index in range(2):
         with rank(monkeypatch, index, 2):
-            layer = RowParallelLinear(INPUTS, 96, bias=False, quant_config=config("m.down_proj"), prefix="m.down_proj")
+            layer = build(RowParallelLinear, INPUTS, 96, config=config("m.down_proj"), prefix="m.down_proj")
         load(layer, projection, None)
         half = tokens(5)[:, index * 128 : index * 128 + 128].float()
         total += run(prepared(layer), half)
@@ -151,18 +146,18 @@ def test_two_ranks_split_whole_groups_of_a_row_layer(monkeypatch: pytest.MonkeyP
 def test_a_rank_that_would_split_a_group_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     from vllm.model_executor.layers.linear import RowParallelLinear
 
-    with rank(monkeypatch, 0, 2), pytest.raises(PluginError, match=r"m\.o_proj: K=96"):
-        RowParallelLinear(192, 96, bias=False, quant_config=config("m.o_proj"), prefix="m.o_proj")
+    with rank(monkeypatch, 0, 2), pytest.raises(PluginError, match=r"m\.o_proj: K=96 .* on each of 2 ranks"):
+        build(RowParallelLinear, 192, 96, config=config("m.o_proj"), prefix="m.o_proj")
 
 
 def test_layers_without_a_qweight_stay_unquantized_and_are_named() -> None:
     from vllm.model_executor.layers.linear import ReplicatedLinear, UnquantizedLinearMethod
     from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 
-    made = config("m.down_proj")
-    layer = ReplicatedLinear(64, 64, bias=False, quant_config=made, prefix="m.in_proj_a")
+    names = config("m.down_proj")
+    layer = build(ReplicatedLinear, 64, 64, config=names, prefix="m.in_proj_a")
     assert isinstance(layer.quant_method, UnquantizedLinearMethod)
-    ParallelLMHead(256, 64, quant_config=made, prefix="lm_head")
+    ParallelLMHead(256, 64, quant_config=names, prefix="lm_head")
     assert attest.process.unquantized == {"m.in_proj_a": "linear", "lm_head": "lm_head"}
 
 
@@ -172,9 +167,17 @@ def test_half_quantized_merged_layers_are_refused() -> None:
 
 
 def test_experts_are_refused() -> None:
-    fused_experts = type("RoutedExperts", (torch.nn.Module,), {})()
-    with pytest.raises(PluginError, match="mixture-of-experts"):
-        config("m.down_proj").get_quant_method(fused_experts, "m.experts")
+    from vllm.model_executor.layers.fused_moe.layer import FusedMoEFactory
+
+    names = config("m.down_proj")
+    with pytest.raises(PluginError, match=r"m\.experts.*: mixture-of-experts layers are not supported"):
+        FusedMoEFactory(4, 2, INPUTS, 128, quant_config=names, prefix="m.experts")
+
+
+def test_a_checkpoint_of_experts_is_refused_before_anything_is_built(tmp_path: Path) -> None:
+    save_file(random_projection(5).to_tensors("m.mlp.experts.0.up_proj"), tmp_path / "a.safetensors")
+    with pytest.raises(PluginError, match=r"m\.mlp\.experts\.0\.up_proj: mixture-of-experts layers are not supported"):
+        config().maybe_update_config(str(tmp_path))
 
 
 def test_each_loaded_layer_is_attested(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,9 +206,9 @@ def test_each_loaded_layer_is_attested(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_quantized_names_come_from_the_checkpoint_and_survive_pickling(tmp_path: Path) -> None:
     save_file(random_projection(5).to_tensors("model.layers.0.o_proj"), tmp_path / "a.safetensors")
-    made = config()
-    made.maybe_update_config(str(tmp_path))
-    again = pickle.loads(pickle.dumps(made))
+    read = config()
+    read.maybe_update_config(str(tmp_path))
+    again = pickle.loads(pickle.dumps(read))
     assert again.quantized == {"model.layers.0.o_proj"}
     assert again.spec == SPEC
 
@@ -272,7 +275,7 @@ def test_both_elements_agree_with_the_reference(element: str, monkeypatch: pytes
     projection = quantize_rotated(torch.randn(64, INPUTS) * 0.1, theta, one, pairs, SPEC)
     from vllm.model_executor.layers.linear import ReplicatedLinear
 
-    layer = ReplicatedLinear(INPUTS, 64, bias=False, quant_config=config("m.proj"), prefix="m.proj")
+    layer = build(ReplicatedLinear, INPUTS, 64, config=config("m.proj"), prefix="m.proj")
     load(layer, projection, None)
     y = run(prepared(layer), tokens(80))
     assert relative(y, expected(tokens(80), [projection])) < ROUNDED

@@ -65,8 +65,26 @@ def load_tensors(layer, tensors: dict[str, torch.Tensor], shard) -> None:
             param.weight_loader(param, tensor, shard)
 
 
+@contextlib.contextmanager
+def loading():
+    """torch's default dtype is the model's while vLLM makes and prepares layers."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def build(kind: type, *sizes, config, prefix: str, **more):
+    """A linear layer of vLLM's, made as its loader makes it."""
+    with loading():
+        return kind(*sizes, bias=False, quant_config=config, prefix=prefix, **more)
+
+
 def prepared(layer):
-    layer.quant_method.process_weights_after_loading(layer)
+    with loading():
+        layer.quant_method.process_weights_after_loading(layer)
     return layer
 
 

@@ -60,7 +60,7 @@ def main() -> None:
         "layers": [{"name": "model.layers.0.mlp.down_proj", "bits": 5}],
     }
     (Path(os.environ["RADIANCE_ATTEST_DIR"]) / f"attest-{os.getpid()}.json").write_text(json.dumps(attestation))
-    print("INFO [paroquant_gfx1201] linear layers: 120/120 on our kernel", flush=True)
+    print("INFO [paroquant_gfx1201] linear layers: 120/120 on our kernel, 0 not quantized", flush=True)
     print("INFO CPU KV cache size: 46,592 tokens", flush=True)
     (truth_server.MODEL,) = [name for name in options.served_model_name if nonce in name]
     app = MeasuredServer(truth_server.Script(), fault).app()

@@ -21,7 +21,7 @@ def encode_e2m1(values: torch.Tensor) -> torch.Tensor:
 
 def decode_e2m1(codes: torch.Tensor) -> torch.Tensor:
     """f32 values of uint8 codes 0..15."""
-    table = torch.tensor(E2M1 + tuple(-value for value in E2M1))
+    table = torch.tensor(E2M1 + tuple(-value for value in E2M1), dtype=torch.float32)
     return table[codes.long()]
 
 

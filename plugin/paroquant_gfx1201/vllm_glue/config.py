@@ -1,5 +1,6 @@
 """The quantization config vLLM instantiates for ``quant_method: paroquant``."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,17 @@ def merged_parts(prefix: str, mapping: dict[str, list[str]]) -> list[str]:
     return [f"{parent}.{name}" if parent else name for name in names]
 
 
+def refuse_experts(names: Iterable[str]) -> None:
+    """Raise PluginError where a quantized layer of the checkpoint belongs to an expert."""
+    if found := next((name for name in sorted(names) if ".experts." in name), None):
+        raise PluginError(f"{found}: mixture-of-experts layers are not supported")
+
+
+def is_experts(layer: torch.nn.Module) -> bool:
+    """Whether ``layer`` holds experts, under any vLLM's name of such layers."""
+    return any(base.__name__ in ("FusedMoE", "RoutedExperts") for base in type(layer).__mro__)
+
+
 class ParoQuantConfig(QuantizationConfig):
     """Format of a checkpoint and the names of its quantized projections.
 
@@ -87,9 +99,10 @@ class ParoQuantConfig(QuantizationConfig):
     def maybe_update_config(self, model_name: str, hf_config: Any = None, revision: str | None = None) -> None:
         """Read which projections are quantized, and check the shape and dtype of each of their tensors.
 
-        Raises PluginError naming the tensor that is wrong, or where no projection is quantized.
+        Raises PluginError naming the tensor that is wrong, for experts, or where no projection is quantized.
         """
         self.quantized = check_headers(read_headers(local_directory(model_name, revision)), self.spec)
+        refuse_experts(self.quantized)
         if not self.quantized:
             raise PluginError(f"{model_name} says quant_method {self.method} but has no {self.spec.key_tensor} tensor")
 
@@ -116,7 +129,7 @@ class ParoQuantConfig(QuantizationConfig):
             attest.process.unquantized[prefix] = "linear"
             return UnquantizedLinearMethod()
         kind = type(layer).__name__
-        if kind in ("FusedMoE", "RoutedExperts"):
+        if is_experts(layer):
             raise PluginError(f"{prefix}: mixture-of-experts layers are not supported")
         if kind in ("ParallelLMHead", "VocabParallelEmbedding"):
             attest.process.unquantized[prefix] = "lm_head" if kind == "ParallelLMHead" else "embedding"

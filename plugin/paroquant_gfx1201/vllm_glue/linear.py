@@ -80,6 +80,16 @@ def equal_runs(stored: list[torch.Tensor]) -> list[tuple[int, int]]:
     return runs
 
 
+def refusal(prefix: str, error: PluginError, ranks: int) -> PluginError:
+    """``error`` about a layer's share of K or N, with what to do where sharding made the share."""
+    if ranks == 1:
+        return PluginError(f"{prefix}: {error}")
+    return PluginError(
+        f"{prefix}: {error} on each of {ranks} ranks: use a smaller --tensor-parallel-size, "
+        "a rank must hold whole groups and packed words"
+    )
+
+
 def partition_parameters(layer: torch.nn.Module, parts: int, shapes: Shapes, sharded: tuple[str, ...] = ()) -> None:
     """Register a parameter [parts, *shape] for each of ``shapes``; those in ``sharded`` hold a slice of K."""
     for name, (shape, dtype) in shapes.items():
@@ -122,10 +132,10 @@ class ReferenceLinearMethod(LinearMethodBase):
         op.layer_names[layer.paroquant_weights[0].data_ptr()] = self.prefix
         attest.process.layers[self.prefix] = record
         attest.process.write(os.environ)
-        ours = len(attest.process.layers)
-        if ours == len(progress.created):
+        ours, all_of_them = len(attest.process.layers), len(progress.created)
+        if ours == all_of_them:
             others = sum(kind == "linear" for kind in attest.process.unquantized.values())
-            log(f"linear layers: {ours}/{ours + others} on our kernel")
+            log(f"linear layers: {ours}/{all_of_them} on our kernel, {others} not quantized")
 
     def apply(self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """y [..., N] of x [..., K], in x's dtype."""
@@ -168,7 +178,7 @@ class ParoQuantLinearMethod(ReferenceLinearMethod):
             try:
                 spec.shapes(inputs, part)
             except PluginError as error:
-                raise PluginError(f"{self.prefix}: {error}") from None
+                raise refusal(self.prefix, error, layer.tp_size) from None
         # N is the second dimension of AWQ words and of their scales, and the first of MXFP4's.
         output_dim = 1 if isinstance(spec, FormatSpec) else 0
         own: dict[str, tuple[tuple[int, ...], str]] = {}

@@ -27,8 +27,8 @@ from paroquant_gfx1201.formats.checkpoint import read_headers
 from paroquant_gfx1201.formats.mxfp4 import Mxfp4Projection, Mxfp4Spec
 from paroquant_gfx1201.quantize_fp4 import requantize, to_mxfp4
 from paroquant_gfx1201.vllm_glue import op
-from paroquant_gfx1201.vllm_glue.config import GFX1201, local_directory, merged_parts
-from paroquant_gfx1201.vllm_glue.linear import ReferenceLinearMethod, partition_parameters, progress
+from paroquant_gfx1201.vllm_glue.config import GFX1201, is_experts, local_directory, merged_parts, refuse_experts
+from paroquant_gfx1201.vllm_glue.linear import ReferenceLinearMethod, partition_parameters, progress, refusal
 
 METHOD = "paroquant_nvfp4"
 BF16_MERGED = "in_proj_ba"
@@ -95,9 +95,10 @@ class Nvfp4Config(QuantizationConfig):
         return cls(flavour)
 
     def maybe_update_config(self, model_name: str, hf_config: Any = None, revision: str | None = None) -> None:
-        """Read each layer's kind. Raises PluginError where none is NVFP4 or one lacks a tensor."""
+        """Read each layer's kind. Raises PluginError for experts, where none is NVFP4, or one lacks a tensor."""
         headers = read_headers(local_directory(model_name, revision))
         self.kinds = nvfp4.quantized_layers({name: entry.dtype for name, entry in headers.items()}, self.flavour)
+        refuse_experts(self.kinds)
         if "nvfp4" not in self.kinds.values():
             raise PluginError(f"{model_name} declares NVFP4 weights but has no {nvfp4.GLOBAL[self.flavour]} tensor")
         found: dict[str, set[str]] = {}
@@ -119,7 +120,7 @@ class Nvfp4Config(QuantizationConfig):
     def get_quant_method(self, layer: torch.nn.Module, prefix: str) -> QuantizeMethodBase | None:
         """Ours for each quantized linear and lm_head; vLLM's default, by name in the attestation, for the rest."""
         kind = type(layer).__name__
-        if kind in ("FusedMoE", "RoutedExperts"):
+        if is_experts(layer):
             raise PluginError(f"{prefix}: mixture-of-experts layers are not supported")
         if kind == "ParallelLMHead" and self.kinds.get(prefix) == "nvfp4":
             _expect("lm_head", [prefix])
@@ -173,7 +174,7 @@ class RequantizingLinearMethod(ReferenceLinearMethod):
         try:
             self.group_size = group_size_of(inputs)
         except PluginError as error:
-            raise PluginError(f"{self.prefix}: {error}") from None
+            raise refusal(self.prefix, error, layer.tp_size) from None
         own = dict.fromkeys(self.ignored, ((), "float32"))
         if self.kind == "nvfp4":
             merged = {
@@ -195,7 +196,9 @@ class RequantizingLinearMethod(ReferenceLinearMethod):
             layer.register_parameter(name, parameter)
         if self.kind == "fp8" and not self.one_scale:
             scale = ChannelQuantScaleParameter(
-                data=torch.empty(outputs, 1), output_dim=0, weight_loader=extra["weight_loader"]
+                data=torch.empty(outputs, 1, dtype=torch.float32),
+                output_dim=0,
+                weight_loader=extra["weight_loader"],
             )
             layer.register_parameter("weight_scale", scale)
         partition_parameters(layer, parts, own)
