@@ -3,7 +3,7 @@
 #pragma once
 #include <cmath>
 
-#include "machine.h"
+#include "main.h"
 
 using u8 = unsigned char;
 using u16 = unsigned short;

@@ -3,6 +3,7 @@
 // they come to different lines, the program ends with a message and exit status FAULT.
 #pragma once
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <cstdarg>
 #include <cstdint>
