@@ -74,3 +74,12 @@ DEVICE int arrive(int* counter) {
 }
 DEVICE void release_to_device() { __builtin_amdgcn_fence(__ATOMIC_RELEASE, "agent"); }
 DEVICE void acquire_from_device() { __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "agent"); }
+
+// Nothing moves across.
+DEVICE void keep_order() { __builtin_amdgcn_sched_barrier(0); }
+
+// The compiler may not remember what it has computed from `value`.
+template <class Value>
+DEVICE void forget(Value& value) {
+  asm volatile("" : "+v"(value));
+}

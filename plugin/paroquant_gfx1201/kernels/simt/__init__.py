@@ -28,6 +28,7 @@ FLAGS = (
     "-fno-math-errno",
     "-Wall",
     "-Werror",
+    "-Wno-psabi",
     "-fsanitize=address,undefined,float-cast-overflow",
     "-fno-sanitize-recover=all",
 )

@@ -161,3 +161,6 @@ inline int arrive(int* counter) {
 }
 inline void release_to_device() {}
 inline void acquire_from_device() {}
+inline void keep_order() {}
+template <class Value>
+inline void forget(Value&) {}
