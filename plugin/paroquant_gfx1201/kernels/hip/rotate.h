@@ -54,9 +54,7 @@ struct Rotation {
         wave[places[layer][2 * pair]] = __builtin_fmaf(cosine, first, sine * second);
         wave[places[layer][2 * pair + 1]] = __builtin_fmaf(cosine, second, -(sine * first));
       }
-#ifndef FAULT_NO_SYNC
       wave_sync();
-#endif
     }
     for (int t = 0; t < VALUES; t++) values[t] = wave[lane * VALUES + t];
     wave_sync();  // the next row's first stores overwrite these

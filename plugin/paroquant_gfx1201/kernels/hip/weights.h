@@ -30,11 +30,7 @@ DEVICE void unpack(v4i nibbles, u32 plane, u32* bytes) {
     u32 packed = nibbles[word];
     for (int half = 0; half < 2; half++) {
       int four = 2 * word + half;
-#ifdef FAULT_NIBBLE_ORDER
-      u32 shifted = half ? packed : packed >> 4;
-#else
       u32 shifted = half ? packed >> 4 : packed;
-#endif
       u32 nibble = shifted & 0x0f0f0f0f;
       if constexpr (FORMAT == INT5 && INTEGER)
         nibble |= (four < 4 ? plane << (4 - four) : plane >> (four - 4)) & 0x10101010;
