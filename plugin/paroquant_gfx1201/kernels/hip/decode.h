@@ -60,16 +60,16 @@ struct Fragment {
   // Adds this group's part of 16 outputs x 16 rows. `rows`: a lane's 16 bytes of each block.
   METHOD void fold(const v4i* rows, float row_scale, float sum_of_codes, float* total) {
     if constexpr (FORMAT == MXFP4) {
+      float scaled[8] = {};
       for (int block = 0; block < BLOCKS; block++) {
-        forget(exponents[block]);  // or their 64 scales stay in registers for the next tile of rows
+        forget(exponents[block]);  // or their scales stay in registers for the next tile of rows
         v8f sum = {};
         sum = add_product(sum, operand(block, 0), rows[block].xy);
         sum = add_product(sum, operand(block, 1), rows[block].zw);
-        for (int v = 0; v < 8; v++) {
-          float scale = from_e8m0(exponents[block][v / 4] >> 8 * (v % 4) & 0xff);
-          total[v] = __builtin_fmaf(sum[v] * scale, row_scale * BYTE_SCALE<FORMAT>, total[v]);
-        }
+        for (int v = 0; v < 8; v++)
+          scaled[v] = __builtin_fmaf(sum[v], from_e8m0(exponents[block][v / 4] >> 8 * (v % 4) & 0xff), scaled[v]);
       }
+      for (int v = 0; v < 8; v++) total[v] = __builtin_fmaf(scaled[v], row_scale * BYTE_SCALE<FORMAT>, total[v]);
     } else {
       typename Sum<ELEMENT>::type sum = {};
       for (int block = 0; block < BLOCKS; block++) {

@@ -7,8 +7,8 @@ enum Element { INT8, E4M3 };
 constexpr float INT8_MOST = 127.0f, E4M3_MOST = 448.0f;
 constexpr float SMALL = 0x1p-90f, LIFT = 0x1p64f;
 
-// 1 / value within half an ulp for every normal value: one Newton step on the instruction's estimate. The two mantissas
-// for which that is not the nearest still give correctly rounded quotients; tests/plugin/test_hip_encode.py tries all.
+// 1 / value: one Newton step on the instruction's estimate. The few mantissas for which that is not the nearest float
+// give correctly rounded quotients all the same: tests/plugin/test_hip_encode.py tries every dividend of them.
 DEVICE float reciprocal(float value) {
   float estimate = reciprocal_estimate(value);
   return __builtin_fmaf(__builtin_fmaf(-value, estimate, 1.0f), estimate, estimate);
