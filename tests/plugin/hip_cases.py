@@ -14,6 +14,7 @@ from paroquant_gfx1201.kernels.hip import codeobject
 from paroquant_gfx1201.kernels.hip.launch import SOURCES
 from paroquant_gfx1201.kernels.hip.layout import Rotations
 from paroquant_gfx1201.modes import Band
+from tests.plugin.conftest import relative
 
 LONG = bool(os.environ.get("PARO_LONG_TESTS"))
 REQUIRED = os.environ.get("PARO_REQUIRE_CLANG", "").split(",")
@@ -95,3 +96,32 @@ def quantized(
         activations.append(reference.quantize_activations(rotated, Band(element, granularity, "loop")))
         expected.append(reference.same_codes(activations[-1], prepared.weight, prepared.offsets))
     return activations, torch.cat(expected, 1)
+
+
+Rows = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+def as_producer_leaves(activations: list[reference.Activations], element: str) -> Rows:
+    """Codes uint8 [P, M, K], scales f32 [P, G or 1, M] and row sums f32 [P, G, M]."""
+    return (
+        torch.stack([as_bytes(each.codes, element) for each in activations]),
+        torch.stack([each.scales.squeeze(-1) for each in activations]),
+        torch.stack([each.row_sums for each in activations]),
+    )
+
+
+BF16_FLOOR = 1.7e-3
+"""Relative error of rounding outputs to bf16 once, for many outputs; few scatter about it."""
+BF16_HALF_ULP = 2.0**-8
+"""Of a value's magnitude, at most: half of the distance to the next bf16."""
+SUMS = 2e-6
+"""Of the root mean square of the outputs: the f32 sums over K."""
+
+
+def assert_rounded_once(actual: torch.Tensor, expected: torch.Tensor) -> None:
+    """bf16 ``actual`` is float64 ``expected`` rounded to nearest, but for what sums in f32 add."""
+    scale = expected.pow(2).mean().sqrt()
+    assert ((actual.double() - expected).abs() <= BF16_HALF_ULP * expected.abs() + SUMS * scale).all()
+    floor = relative(expected.bfloat16(), expected)
+    assert relative(actual, expected) <= 1.002 * floor
+    assert expected.numel() < 20_000 or floor <= BF16_FLOOR

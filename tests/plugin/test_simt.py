@@ -10,8 +10,8 @@ from paroquant_gfx1201.kernels.hip.launch import Launch, Out
 from paroquant_gfx1201.kernels.simt import Edit, EmulationError
 from paroquant_gfx1201.modes import Band
 from tests.plugin.conftest import relative
-from tests.plugin.hip_cases import as_bytes, needs_emulation, only, random_rotations, rotate_exactly
-from tests.plugin.test_hip_decode import BF16_FLOOR, launch_for
+from tests.plugin.hip_cases import BF16_FLOOR, as_bytes, needs_emulation, only, random_rotations, rotate_exactly
+from tests.plugin.test_hip_decode import launch_for
 
 pytestmark = needs_emulation
 

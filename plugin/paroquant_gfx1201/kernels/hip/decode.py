@@ -23,6 +23,26 @@ def shares_for(weight: FragmentWeight) -> int:
     return max(1, min(WORKGROUPS // tiles, groups // (2 * WAVES)))
 
 
+def rotation_starts(weight: FragmentWeight) -> list[int]:
+    """First outputs of the second and the third rotation."""
+    return [*weight.starts[1:], NEVER, NEVER][:2]
+
+
+def check_rows(
+    codes: torch.Tensor, scales: torch.Tensor, weight: FragmentWeight, element: str, granularity: str
+) -> None:
+    """Raise PluginError unless the producer's codes [P, M, K] and scales fit the weight."""
+    rotations, rows, inputs = codes.shape
+    per_row = inputs // weight.group_size if granularity == "group" else 1
+    if inputs != weight.inputs or rotations != len(weight.starts) or scales.shape != (rotations, per_row, rows):
+        raise PluginError(
+            f"the weight has K={weight.inputs} and {len(weight.starts)} rotations, the rows have K={inputs}, "
+            f"{rotations} rotations and scales of shape {list(scales.shape)}"
+        )
+    if weight.format == "mxfp4" and element != "e4m3":
+        raise PluginError("MXFP4 weights are e4m3 values: the rows must be e4m3 too")
+
+
 def decode(
     codes: torch.Tensor,
     scales: torch.Tensor,
@@ -37,20 +57,13 @@ def decode(
     [M, N]; then, where K is split, f32 [shares, M, N] of partial sums and int32 [N / 32] arrival counters, which are
     zero before and after. Raises PluginError for more than 64 rows, another K or P, or int8 rows of MXFP4.
     """
-    rotations, rows, inputs = codes.shape
-    groups, outputs = inputs // weight.group_size, weight.outputs
+    _, rows, inputs = codes.shape
+    outputs = weight.outputs
     if not 0 < rows <= ROWS[-1]:
         raise PluginError(f"the decode GEMM takes 1 to {ROWS[-1]} rows, not {rows}")
-    if inputs != weight.inputs or rotations != len(weight.starts) or scales.shape != (rotations, groups, rows):
-        raise PluginError(
-            f"the weight has K={weight.inputs} and {len(weight.starts)} rotations, the rows have K={inputs}, "
-            f"{rotations} rotations and scales of shape {list(scales.shape)}"
-        )
-    if weight.format == "mxfp4" and element != "e4m3":
-        raise PluginError("MXFP4 weights are e4m3 values: the rows must be e4m3 too")
+    check_rows(codes, scales, weight, element, "group")
     shares = shares or shares_for(weight)
     size = next(size for size in ROWS if rows <= size)
-    second, third = [*weight.starts[1:], NEVER, NEVER][:2]
     return Launch(
         SOURCE,
         f"decode_{weight.format}_{element}_g{weight.group_size}_m{size}",
@@ -66,6 +79,6 @@ def decode(
             Out((rows, outputs), torch.bfloat16),
             Out((shares if shares > 1 else 0, rows, outputs), torch.float32),
             InOut(torch.zeros(outputs // TILE, dtype=torch.int32)),
-            *(rows, outputs, inputs, second, third, shares),
+            *(rows, outputs, inputs, *rotation_starts(weight), shares),
         ),
     )

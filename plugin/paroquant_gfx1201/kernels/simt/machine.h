@@ -66,7 +66,7 @@ struct Machine {
   Dim block{}, grid{};
   size_t dynamic_bytes = 0;
   unsigned char poison = 0;
-  bool backwards = false;  // the order of lanes and of workgroups
+  bool backwards = false;  // lanes and workgroups from the last to the first, and each wave as far as it can go alone
   std::function<void()> body;
 };
 
@@ -168,6 +168,20 @@ inline void* shared(int declaration, size_t bytes) {
   return block;
 }
 
+// Runs each lane of a wave that waits for nothing, until it does; whether there was one.
+inline bool advance(int wave, int& left) {
+  bool progress = false;
+  for (int i = 0; i < WIDTH; i++) {
+    machine.lane = wave * WIDTH + (machine.backwards ? WIDTH - 1 - i : i);
+    Fiber& fiber = machine.fibers[machine.lane];
+    if (fiber.done || (fiber.awaited && *fiber.awaited == fiber.seen)) continue;
+    simt_switch(&machine.scheduler, fiber.stack_pointer);
+    progress = true;
+    left -= fiber.done;
+  }
+  return progress;
+}
+
 inline void run_workgroup() {
   machine.waves.assign(machine.threads / WIDTH, Meeting());
   machine.barrier_arrived = 0;
@@ -183,17 +197,15 @@ inline void run_workgroup() {
     for (int i = 0; i < 6; i++) *--top = nullptr;
     fiber.stack_pointer = top;
   }
-  int left = machine.threads;
+  int left = machine.threads, waves = machine.threads / WIDTH;
   while (left > 0) {
     bool progress = false;
-    for (int i = 0; i < machine.threads; i++) {
-      int lane = machine.backwards ? machine.threads - 1 - i : i;
-      Fiber& fiber = machine.fibers[lane];
-      if (fiber.done || (fiber.awaited && *fiber.awaited == fiber.seen)) continue;
-      machine.lane = lane;
-      simt_switch(&machine.scheduler, fiber.stack_pointer);
-      progress = true;
-      left -= fiber.done;
+    for (int i = 0; i < waves; i++) {
+      int wave = machine.backwards ? waves - 1 - i : i;
+      while (advance(wave, left)) {
+        progress = true;
+        if (!machine.backwards) break;
+      }
     }
     if (!progress) {
       for (int lane = 0; lane < machine.threads; lane++) {

@@ -3,10 +3,11 @@
 //     program KERNEL GX GY GZ THREADS DYNAMIC_LDS_BYTES ARGUMENT...
 //
 // int:VALUE is a number, in:FILE a buffer that the kernel reads, io:FILE one that it also writes, out:FILE:BYTES one that
-// it only writes. Every launch runs twice, with lanes and workgroups in opposite orders, another poison in outputs and
-// LDS, and reciprocal estimates off to the other side: a byte of an output that keeps both poisons was never written, and
-// any other difference is a race or a read of uninitialised memory, which ends the program with status UNSTABLE. The
-// outputs go to their files, and a byte 1 for each byte not written to FILE.unwritten.
+// it only writes. Every launch runs twice: waves in step from the first lane on, then each wave as far as it can go alone
+// from the last lane on, with another poison in outputs and LDS, and reciprocal estimates off to the other side. A byte of
+// an output that keeps both poisons was never written; any other difference is a race or a read of uninitialised memory,
+// which ends the program with status UNSTABLE. The outputs go to their files, and a byte 1 for each byte not written to
+// FILE.unwritten.
 #pragma once
 #include <string>
 #include <tuple>
