@@ -1,10 +1,12 @@
 """gfx1201 code objects: compiled by clang alone, and read back for what the compiler made of a kernel.
 
-    python -m paroquant_gfx1201.kernels.hip.codeobject
+    python -m paroquant_gfx1201.kernels.hip.codeobject show|build
 
-compiles every source and prints registers, LDS, occupancy and the hot loop of each kernel.
+compiles every source with clang 19; ``show`` prints registers, LDS, occupancy and the hot loop of each kernel, ``build``
+leaves the objects where the wheel takes them from.
 """
 
+import argparse
 import re
 import shutil
 import subprocess
@@ -15,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paroquant_gfx1201.errors import PluginError
-from paroquant_gfx1201.kernels.hip.launch import SOURCES
+from paroquant_gfx1201.kernels.hip.launch import OBJECTS, SOURCES
 
 TARGET = "gfx1201"
 FLAGS = (
@@ -125,10 +127,26 @@ def inspect(path: Path, version: int = 19) -> dict[str, KernelCode]:
     return kernels
 
 
+def build(directory: Path) -> list[Path]:
+    """Compile every source into ``directory``; the objects written."""
+    directory.mkdir(parents=True, exist_ok=True)
+    objects = []
+    for source in sorted(SOURCES.glob("*.hip")):
+        objects.append(directory / source.with_suffix(".co").name)
+        compile_source(source.name, objects[-1])
+    return objects
+
+
 def main() -> None:
-    """Print the table."""
+    """The command line."""
+    parser = argparse.ArgumentParser(description="gfx1201 code objects of the HIP kernels")
+    parser.add_argument("verb", choices=("show", "build"))
+    verb = parser.parse_args().verb
     if reason := missing(19):
         sys.exit(reason)
+    if verb == "build":
+        build(OBJECTS)
+        return
     print("| kernel | VGPRs | waves a SIMD | LDS | loop: VALU | WMMA | LDS | memory |")
     print("|---|--:|--:|--:|--:|--:|--:|--:|")
     for source in sorted(path.name for path in SOURCES.glob("*.hip")):

@@ -6,6 +6,8 @@ from pathlib import Path
 import torch
 
 SOURCES = Path(__file__).parent
+OBJECTS = SOURCES / "objects"
+"""Code objects, one for each source."""
 WAVE = 32
 """Lanes of a wave."""
 

@@ -29,8 +29,6 @@ FLAGS = (
     "-Wall",
     "-Werror",
     "-Wno-psabi",
-    "-fsanitize=address,undefined,float-cast-overflow",
-    "-fno-sanitize-recover=all",
 )
 HEADERS = Path(__file__).parent
 SANITIZERS = {"ASAN_OPTIONS": "detect_leaks=0:detect_stack_use_after_return=0", "UBSAN_OPTIONS": "print_stacktrace=0"}
@@ -73,12 +71,26 @@ class Edit:
     new: str
 
 
+SANITIZED = ("-fsanitize=address,undefined,float-cast-overflow", "-fno-sanitize-recover=all")
+DRIVER = ("-DSIMT_DRIVER", "-shared", "-fPIC")
+
+
 @cache
 def build(source: str, edits: tuple[Edit, ...] = ()) -> Path:
     """The program of kernels/hip/``source``; compiled once for its text, headers and flags.
 
     Raises EmulationError with the compiler's message, and ValueError for an edit of text that is not there.
     """
+    return _compile(source, edits, SANITIZED)
+
+
+@cache
+def driver(source: str, edits: tuple[Edit, ...] = ()) -> Path:
+    """A libamdhip64 that knows the kernels of ``source`` and runs them on the CPU, in the caller's process."""
+    return _compile(source, edits, DRIVER)
+
+
+def _compile(source: str, edits: tuple[Edit, ...], flags: tuple[str, ...]) -> Path:
     texts = {path.name: path.read_text() for path in SOURCES.iterdir() if path.suffix in (".h", ".hip")}
     for edit in edits:
         if edit.old not in texts[edit.file]:
@@ -86,7 +98,7 @@ def build(source: str, edits: tuple[Edit, ...] = ()) -> Path:
         texts[edit.file] = texts[edit.file].replace(edit.old, edit.new)
     del texts["device.h"]  # so that the harness's is found
     harness = [path.read_text() for path in sorted(HEADERS.glob("*.h"))]
-    key = hashlib.sha256(repr((source, FLAGS, sorted(texts.items()), harness)).encode()).hexdigest()[:16]
+    key = hashlib.sha256(repr((source, FLAGS, flags, sorted(texts.items()), harness)).encode()).hexdigest()[:16]
     cache_directory = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "paroquant_gfx1201"
     program = cache_directory / f"simt-{Path(source).stem}-{key}"
     if program.exists():
@@ -96,7 +108,7 @@ def build(source: str, edits: tuple[Edit, ...] = ()) -> Path:
         for name, text in texts.items():
             (Path(scratch) / name).write_text(text)
         built = Path(scratch) / "program"
-        command = [COMPILER, *FLAGS, f"-I{HEADERS}", "-x", "c++", str(Path(scratch) / source), "-o", str(built)]
+        command = [COMPILER, *FLAGS, *flags, f"-I{HEADERS}", "-x", "c++", str(Path(scratch) / source), "-o", str(built)]
         result = subprocess.run(command, capture_output=True, text=True, timeout=1800)
         if result.returncode:
             raise EmulationError(f"{source} does not compile for the CPU:\n{result.stderr[-4000:]}")

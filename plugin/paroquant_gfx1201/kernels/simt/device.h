@@ -3,7 +3,11 @@
 #pragma once
 #include <cmath>
 
+#ifdef SIMT_DRIVER
+#include "driver.h"
+#else
 #include "main.h"
+#endif
 
 using u8 = unsigned char;
 using u16 = unsigned short;

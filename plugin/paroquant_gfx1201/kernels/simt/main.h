@@ -9,44 +9,12 @@
 // which ends the program with status UNSTABLE. The outputs go to their files, and a byte 1 for each byte not written to
 // FILE.unwritten.
 #pragma once
-#include <string>
-#include <tuple>
-
-#include "machine.h"
+#include "registry.h"
 
 namespace simt {
 
 constexpr int UNSTABLE = 4, USAGE = 2;
 constexpr unsigned char POISON[2] = {0xa5, 0x5a};
-
-using Launch = std::function<void(const std::vector<uint64_t>&)>;
-
-inline std::map<std::string, Launch>& kernels() {
-  static std::map<std::string, Launch> all;
-  return all;
-}
-
-template <class T>
-inline T unpack(uint64_t slot) {
-  if constexpr (std::is_pointer_v<T>)
-    return reinterpret_cast<T>(slot);
-  else
-    return static_cast<T>(static_cast<int64_t>(slot));
-}
-
-template <class... Arguments, size_t... I>
-inline Launch adapt(void (*kernel)(Arguments...), std::index_sequence<I...>) {
-  return [kernel](const std::vector<uint64_t>& slots) {
-    if (slots.size() != sizeof...(Arguments)) fault("the kernel takes %zu arguments, not %zu", sizeof...(I), slots.size());
-    kernel(unpack<Arguments>(slots[I])...);
-  };
-}
-
-template <class... Arguments>
-inline bool add(const char* name, void (*kernel)(Arguments...)) {
-  kernels()[name] = adapt(kernel, std::index_sequence_for<Arguments...>());
-  return true;
-}
 
 struct Buffer {
   std::string kind, path;
@@ -93,7 +61,7 @@ inline int main(int count, char** words) {
     fprintf(stderr, "simt: no kernel %s\n", count > 1 ? words[1] : "named");
     return USAGE;
   }
-  const Launch& launch = kernels()[words[1]];
+  const Kernel& kernel = kernels()[words[1]];
   Dim grid{atoi(words[2]), atoi(words[3]), atoi(words[4])};
   std::vector<Buffer> buffers;
   std::vector<uint64_t> slots;
@@ -110,6 +78,7 @@ inline int main(int count, char** words) {
     slots.push_back(kind == "int" ? static_cast<uint64_t>(std::stoll(rest)) : 0);
     buffers.push_back(buffer);
   }
+  if (slots.size() != kernel.arguments) fault("%s takes %zu arguments, not %zu", words[1], kernel.arguments, slots.size());
   for (int round = 0; round < 2; round++) {
     machine.poison = POISON[round];
     machine.backwards = round == 1;
@@ -124,7 +93,9 @@ inline int main(int count, char** words) {
         memcpy(memory, buffer.bytes.data(), buffer.bytes.size());
       slots[i] = reinterpret_cast<uint64_t>(memory);
     }
-    run(grid, atoi(words[5]), atoi(words[6]), [&] { launch(slots); });
+    std::vector<void*> parameters;
+    for (uint64_t& slot : slots) parameters.push_back(&slot);
+    run(grid, atoi(words[5]), atoi(words[6]), [&] { kernel.call(parameters.data()); });
     for (size_t i = 0; i < buffers.size(); i++) {
       if (buffers[i].kind == "int") continue;
       char* memory = reinterpret_cast<char*>(slots[i]);
@@ -140,7 +111,5 @@ inline int main(int count, char** words) {
 }
 
 }  // namespace simt
-
-#define EXPORT(kernel) static bool kernel##_added = simt::add(#kernel, kernel);
 
 int main(int count, char** words) { return simt::main(count, words); }
