@@ -1,4 +1,4 @@
-"""What clang makes of the HIP kernels for gfx1201: registers, spills, LDS, wave size, opcodes, the hot loop's length."""
+"""What clang makes of the HIP kernels for gfx1201: registers, spills, LDS, wave size, opcodes, the hot loop."""
 
 from functools import cache
 from pathlib import Path
@@ -38,12 +38,7 @@ def compiled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 
 
 def test_every_kernel_is_there(compiled: dict[str, KernelCode]) -> None:
-    decode = {
-        f"decode_{kind}_g{group}_m{rows}"
-        for kind in KINDS
-        for group in (64, 128)
-        for rows in (16, 32, 64)
-    }
+    decode = {f"decode_{kind}_g{group}_m{rows}" for kind in KINDS for group in (64, 128) for rows in (16, 32, 64)}
     producers = {
         f"{granularity}_{element}_g{group}_r{krot}"
         for granularity in SCALES

@@ -62,9 +62,7 @@ def patterns(first: int, stride: int, count: int) -> torch.Tensor:
 
 def check_patterns(first: int, stride: int, count: int) -> None:
     signed = first - 2**32 if first >= 2**31 else first
-    launch = Launch(
-        "producer.hip", "encode_patterns", (1,), 32, (Out((count,), torch.uint8), signed, stride, count)
-    )
+    launch = Launch("producer.hip", "encode_patterns", (1,), 32, (Out((count,), torch.uint8), signed, stride, count))
     (codes,) = simt.run(launch, (ENCODERS,))
     assert torch.equal(codes.complete(), expected_codes(patterns(first, stride, count)))
 

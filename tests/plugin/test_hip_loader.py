@@ -57,7 +57,7 @@ def test_what_cannot_be_launched_is_named(objects: Path, tmp_path: Path) -> None
     with pytest.raises(PluginError, match=r"producer\.co is missing: this installation carries no gfx1201 code"):
         Loader(library, tmp_path).run(launch)
     (tmp_path / "producer.co").write_bytes(b"\x7fELF" + bytes(100))
-    with pytest.raises(PluginError, match="loading .* failed with HIP error 200"):
+    with pytest.raises(PluginError, match=r"loading .* failed with HIP error 200"):
         Loader(library, tmp_path).run(launch)
     absent = Launch("producer.hip", "absent", (1,), 32, launch.arguments)
     with pytest.raises(PluginError, match="finding absent failed with HIP error 500: named symbol not found"):
@@ -65,5 +65,5 @@ def test_what_cannot_be_launched_is_named(objects: Path, tmp_path: Path) -> None
     strided = (launch.arguments[0].T, *launch.arguments[1:])
     with pytest.raises(PluginError, match="argument 0 must be contiguous"):
         Loader(library, objects).run(Launch("producer.hip", launch.kernel, launch.grid, launch.threads, strided))
-    with pytest.raises(PluginError, match="cannot load libabsent.so"):
+    with pytest.raises(PluginError, match=r"cannot load libabsent\.so"):
         Loader("libabsent.so")

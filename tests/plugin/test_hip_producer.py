@@ -94,7 +94,7 @@ def test_a_checkpoint_with_one_rotation_is_served_too(group_size: int, element: 
 
 def test_rows_of_another_width_or_type_are_refused() -> None:
     table = layout.build(random_rotations(128, 128, 0)).unsqueeze(0)
-    with pytest.raises(PluginError, match="rows of K=128, not torch.bfloat16 of K=256"):
+    with pytest.raises(PluginError, match=r"rows of K=128, not torch\.bfloat16 of K=256"):
         producer.quantize_rows(torch.zeros(1, 256).bfloat16(), table, "int8", "group", 128, 8)
-    with pytest.raises(PluginError, match="not torch.float32"):
+    with pytest.raises(PluginError, match=r"not torch\.float32"):
         producer.quantize_rows(torch.zeros(1, 128), table, "int8", "group", 128, 8)

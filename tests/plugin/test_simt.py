@@ -57,7 +57,9 @@ def test_a_store_that_ignores_the_last_row_writes_outside_the_buffer() -> None:
 
 
 def test_a_group_too_few_in_a_share_is_a_wrong_sum() -> None:
-    fault = Edit("decode.h", "int last = (share + 1) * groups / shares;", "int last = (share + 1) * groups / shares - 1;")
+    fault = Edit(
+        "decode.h", "int last = (share + 1) * groups / shares;", "int last = (share + 1) * groups / shares - 1;"
+    )
     (y, *_), expected = run_decode(fault)
     assert relative(y.complete(), expected) > 0.1
 
@@ -95,12 +97,16 @@ def test_lanes_that_meet_at_different_lines_are_a_divergent_barrier() -> None:
 
 def test_a_lane_that_leaves_its_wave_is_a_deadlock() -> None:
     fault = Edit("producer.h", "    float scale = scale_of", "    if (lane == 7) return;\n    float scale = scale_of")
-    with pytest.raises(EmulationError, match="waits at the wave operation of encode.h"):
+    with pytest.raises(EmulationError, match=r"waits at the wave operation of encode\.h"):
         run_producer(fault)
 
 
 def test_an_output_that_nobody_writes_is_named() -> None:
-    fault = Edit("producer.h", "      row_sums[static_cast<long>(index) * M + row] =", "      if (row != 4) row_sums[index * M + row] =")
+    fault = Edit(
+        "producer.h",
+        "      row_sums[static_cast<long>(index) * M + row] =",
+        "      if (row != 4) row_sums[index * M + row] =",
+    )
     codes, scales, row_sums = run_producer(fault)
     codes.complete()
     scales.complete()
@@ -110,7 +116,13 @@ def test_an_output_that_nobody_writes_is_named() -> None:
 
 def test_lds_that_is_a_word_too_small_is_an_overflow() -> None:
     with pytest.raises(EmulationError, match="heap-buffer-overflow"):
-        run_decode(Edit("decode.h", "SHARED(float, sums, WAVES * ELEMENTS * WAVE)", "SHARED(float, sums, WAVES * ELEMENTS * WAVE - 1)"))
+        run_decode(
+            Edit(
+                "decode.h",
+                "SHARED(float, sums, WAVES * ELEMENTS * WAVE)",
+                "SHARED(float, sums, WAVES * ELEMENTS * WAVE - 1)",
+            )
+        )
 
 
 def test_a_swapped_nibble_order_is_a_wrong_product() -> None:
@@ -133,7 +145,9 @@ def test_a_code_rounded_the_other_way_differs_from_the_reference() -> None:
 
 
 def test_undefined_arithmetic_is_reported() -> None:
-    text = '#include "device.h"\nKERNEL(32) shifted(int* out, int by) { out[thread_id()] = 1 << by; }\nEXPORT(shifted)\n'
+    text = (
+        '#include "device.h"\nKERNEL(32) shifted(int* out, int by) { out[thread_id()] = 1 << by; }\nEXPORT(shifted)\n'
+    )
     launch = Launch("producer.hip", "shifted", (1,), 32, (Out((32,), torch.int32), 40))
     with pytest.raises(EmulationError, match="shift exponent 40 is too large"):
         simt.run(launch, (only("producer.hip", text),))

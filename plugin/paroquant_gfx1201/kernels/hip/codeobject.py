@@ -2,8 +2,8 @@
 
     python -m paroquant_gfx1201.kernels.hip.codeobject show|build
 
-compiles every source with clang 19; ``show`` prints registers, LDS, occupancy and the hot loop of each kernel, ``build``
-leaves the objects where the wheel takes them from.
+compiles every source with clang 19; ``show`` prints registers, LDS, occupancy and the hot loop of each kernel,
+``build`` leaves the objects where the wheel takes them from.
 """
 
 import argparse

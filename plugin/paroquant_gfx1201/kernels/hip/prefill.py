@@ -2,7 +2,6 @@
 
 import torch
 
-from paroquant_gfx1201.errors import PluginError
 from paroquant_gfx1201.kernels.hip.decode import check_rows, rotation_starts
 from paroquant_gfx1201.kernels.hip.launch import WAVE, Launch, Out
 from paroquant_gfx1201.kernels.hip.weights import FragmentWeight

@@ -40,9 +40,7 @@ def quantize_rows(
     rotations, groups = table.shape[:2]
     rows, inputs = x.shape
     if x.dtype != torch.bfloat16 or inputs != groups * group_size:
-        raise PluginError(
-            f"the producer takes bfloat16 rows of K={groups * group_size}, not {x.dtype} of K={inputs}"
-        )
+        raise PluginError(f"the producer takes bfloat16 rows of K={groups * group_size}, not {x.dtype} of K={inputs}")
     per_row = groups if granularity == "group" else 1
     kernel = f"{granularity}_{element}_g{group_size}_r{krot}"
     buffers = (
@@ -60,6 +58,4 @@ def quantize_rows(
     waves = min(GROUP_WAVES, rows)
     # A wave loads its rotation once and then takes many rows.
     shares = max(1, min(-(-rows // waves), 4 * COMPUTE_UNITS // (groups * rotations)))
-    return Launch(
-        SOURCE, kernel, (groups * rotations, shares), waves * WAVE, (*buffers, rows, inputs, waves, shares)
-    )
+    return Launch(SOURCE, kernel, (groups * rotations, shares), waves * WAVE, (*buffers, rows, inputs, waves, shares))

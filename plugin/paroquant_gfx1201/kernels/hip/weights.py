@@ -21,9 +21,9 @@ TILE = 32
 class FragmentWeight:
     """Weights of one or several projections with the same K, outputs one after the other; G = K / g.
 
-    codes int32 [G, N/16, Q, 32, 4], Q = g/64: 4 words of a lane hold 32 codes; word w of block b has its bytes
-    8 (w % 2) .. + 3 in low nibbles and the four after in high nibbles (b = 2 Q + w // 2).
-    plane int32 [G, N/16, 32, Q]: bit 8 i + j of a word is the fifth bit of byte i of the j-th four codes; [0] for 4 bits.
+    codes int32 [G, N/16, Q, 32, 4], Q = g/64: word w of quad q holds half of a lane's 16 codes of block 2 q + w // 2,
+    codes 8 (w % 2) .. + 3 in its bytes' low nibbles and the next four in the high ones.
+    plane int32 [G, N/16, 32, Q]: bit 8 i + j of word q is the fifth bit of code 4 j + i of the quad's 32; [0] for int4.
     steps int32 [G, N]: f16 scale, and the zero point in bits 16 and up; or, for MXFP4, uint8 [K/32, N] exponents.
     starts: first output of each projection.
     """
@@ -100,9 +100,7 @@ def pack(projections: list[Projection] | list[Mxfp4Projection]) -> FragmentWeigh
             raise PluginError("an MXFP4 weight needs one exponent for 32 inputs")
         lanes = by_lane(codes.contiguous(), spec.group_size)
         empty = torch.empty(0, dtype=torch.int32)
-        return FragmentWeight(
-            _nibble_words(lanes), empty, exponents, "mxfp4", spec.group_size, outputs, tuple(starts)
-        )
+        return FragmentWeight(_nibble_words(lanes), empty, exponents, "mxfp4", spec.group_size, outputs, tuple(starts))
     if spec.lloyd:
         raise PluginError("the HIP decode GEMM multiplies integer codes: int4-lloyd has no HIP kernel")
     lanes = by_lane(torch.cat([projection.codes for projection in projections], 1), spec.group_size)

@@ -1,7 +1,8 @@
 """The HIP kernels executed on the CPU: the same sources, compiled for the host under AddressSanitizer and UBSan.
 
-``machine.h`` is a workgroup of wave32 lanes as fibers, ``device.h`` the instructions, ``main.h`` the program that runs a
-launch twice and compares. A figure from here says what a kernel computes, nothing about its speed.
+``machine.h`` is a workgroup of wave32 lanes as fibers, ``device.h`` the instructions, ``main.h`` a program that runs a
+launch twice and compares, ``driver.h`` a stand-in for libamdhip64. What comes from here says what a kernel computes,
+and nothing about its speed.
 """
 
 import hashlib
