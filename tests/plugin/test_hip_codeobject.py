@@ -13,6 +13,7 @@ from tests.plugin.hip_cases import needs_clang
 VERSIONS = [pytest.param(version, marks=needs_clang(version)) for version in (19, 22)]
 KINDS = ("int4_int8", "int4_e4m3", "int5_int8", "int5_e4m3", "mxfp4_e4m3")
 SCALES = ("group", "token")
+FUSED = ("silu_mul", "sigmoid_gate", "gated_norm", "add_norm")
 LDS_OF_WORKGROUP = 65536
 
 BYTES_A_CLOCK = 640e9 / 2.92e9 / 128
@@ -25,7 +26,7 @@ CODE_BYTES = {"int4": 0.5, "int5": 0.625, "mxfp4": 0.5}
 @cache
 def kernels(version: int, directory: Path) -> dict[str, KernelCode]:
     found = {}
-    for source in ("decode.hip", "prefill.hip", "producer.hip"):
+    for source in ("decode.hip", "fused.hip", "prefill.hip", "producer.hip"):
         target = directory / f"{source}-{version}.co"
         codeobject.compile_source(source, target, version)
         found |= codeobject.inspect(target, version)
@@ -49,7 +50,8 @@ def test_every_kernel_is_there(compiled: dict[str, KernelCode]) -> None:
     prefill = {
         f"prefill_{kind}_g{group}_{granularity}" for kind in KINDS for group in (64, 128) for granularity in SCALES
     }
-    assert set(compiled) == decode | prefill | producers
+    fused = {f"{kind}_{element}_g{group}" for kind in FUSED for element in ("int8", "e4m3") for group in (64, 128)}
+    assert set(compiled) == decode | fused | prefill | producers
 
 
 def test_nothing_spills_and_nothing_uses_scratch_or_another_wave_size(compiled: dict[str, KernelCode]) -> None:
@@ -119,6 +121,13 @@ def test_producers_convert_in_hardware_and_never_wait_for_other_waves(compiled: 
             assert kernel.count("v_cvt_pk_fp8_f32", loop=False) == values // 2, kernel.name
         if kernel.name.startswith(SCALES):
             assert kernel.count("v_div_", loop=False) <= 8, kernel.name
+
+
+def test_fused_producers_meet_other_waves_only_for_the_norm_of_a_row(compiled: dict[str, KernelCode]) -> None:
+    for kernel in compiled.values():
+        if kernel.name.startswith(FUSED):
+            assert kernel.count("s_barrier_wait", loop=False) == kernel.name.startswith("add_norm"), kernel.name
+            assert kernel.occupancy >= 12, (kernel.name, kernel.vgprs)
 
 
 def test_a_rotation_layer_is_as_few_lds_instructions_as_its_layout_promises(compiled: dict[str, KernelCode]) -> None:

@@ -61,6 +61,8 @@ DEVICE v8i wmma_u8_i8(v2i a, v2i b, v8i c) {
 
 DEVICE u32 permute_bytes(u32 high, u32 low, u32 selector) { return __builtin_amdgcn_perm(high, low, selector); }
 DEVICE float reciprocal_estimate(float value) { return __builtin_amdgcn_rcpf(value); }
+DEVICE float inverse_root_estimate(float value) { return __builtin_amdgcn_rsqf(value); }
+DEVICE float exp2_estimate(float value) { return __builtin_amdgcn_exp2f(value); }
 DEVICE float clamp(float value, float low, float high) { return __builtin_amdgcn_fmed3f(value, low, high); }
 DEVICE int sum_of_bytes(u32 word) { return __builtin_amdgcn_sudot4(true, word, true, 0x01010101, 0, false); }
 

@@ -36,6 +36,26 @@ DEVICE u32 peak_of(const float* values) {
   return wave_max(peak);
 }
 
+// Rotates and encodes a lane's channels of one group, `index` of P * G, of one row.
+template <int GROUP, int KROT, Element ELEMENT>
+DEVICE void produce(const Rotation<GROUP, KROT>& rotation, const u32* channels, float* lds, u8* codes, float* scales,
+                    float* row_sums, int index, int row, int lane, int M, int K) {
+  constexpr int VALUES = GROUP / WAVE;
+  int groups = K / GROUP, group = index % groups;
+  float values[VALUES];
+  rotation.apply(channels, lds, lane, values);
+  float scale = scale_of<ELEMENT>(__builtin_bit_cast(float, peak_of<VALUES>(values)));
+  int sum;
+  u32 word = encode<ELEMENT, VALUES>(values, divisor_of(scale), sum);
+  sum = wave_sum(sum);
+  long target = static_cast<long>(index / groups) * M + row;
+  store_codes<VALUES>(codes + target * K + group * GROUP, lane, word);
+  if (lane == 0) {
+    scales[static_cast<long>(index) * M + row] = scale;
+    row_sums[static_cast<long>(index) * M + row] = row_sum<ELEMENT>(sum);
+  }
+}
+
 // Grid (P * G, shares of the rows). Each wave keeps the group's rotation and takes every gridDim.y * waves'th row.
 template <int GROUP, int KROT, Element ELEMENT>
 DEVICE void by_group(const u16* x, const u32* table, u8* codes, float* scales, float* row_sums, int M, int K, int waves,
@@ -43,24 +63,13 @@ DEVICE void by_group(const u16* x, const u32* table, u8* codes, float* scales, f
   constexpr int VALUES = GROUP / WAVE;
   SHARED(float, lds, MOST_WAVES * GROUP);
   int lane = thread_id() % WAVE, wave = thread_id() / WAVE, groups = K / GROUP;
-  int index = block_x(), group = index % groups, rotation_index = index / groups;
+  int index = block_x(), group = index % groups;
   Rotation<GROUP, KROT> rotation;
   rotation.load(table + index * Rotation<GROUP, KROT>::WORDS * WAVE, lane);
   for (int row = block_y() * waves + wave; row < M; row += shares * waves) {
     u32 channels[2];
-    float values[VALUES];
     load_channels<VALUES>(x + static_cast<long>(row) * K + group * GROUP, lane, channels);
-    rotation.apply(channels, lds + wave * GROUP, lane, values);
-    float scale = scale_of<ELEMENT>(__builtin_bit_cast(float, peak_of<VALUES>(values)));
-    int sum;
-    u32 word = encode<ELEMENT, VALUES>(values, divisor_of(scale), sum);
-    sum = wave_sum(sum);
-    long target = static_cast<long>(rotation_index) * M + row;
-    store_codes<VALUES>(codes + target * K + group * GROUP, lane, word);
-    if (lane == 0) {
-      scales[static_cast<long>(index) * M + row] = scale;
-      row_sums[static_cast<long>(index) * M + row] = row_sum<ELEMENT>(sum);
-    }
+    produce<GROUP, KROT, ELEMENT>(rotation, channels, lds + wave * GROUP, codes, scales, row_sums, index, row, lane, M, K);
   }
 }
 

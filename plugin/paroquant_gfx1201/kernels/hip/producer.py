@@ -24,6 +24,11 @@ def token_waves(rows: int, inputs: int) -> int:
     return 16 if rows <= 64 or inputs >= 8192 else 8
 
 
+def shares_of_rows(rows: int, waves: int, tables: int) -> int:
+    """Workgroups that share the rows of one rotation: a wave loads it once and then takes many rows."""
+    return max(1, min(-(-rows // waves), 4 * COMPUTE_UNITS // tables))
+
+
 def quantize_rows(
     x: torch.Tensor,
     table: torch.Tensor,
@@ -56,6 +61,5 @@ def quantize_rows(
             SOURCE, kernel, (rows, rotations), waves * WAVE, (*buffers, rows, inputs, waves), dynamic_lds=2 * inputs
         )
     waves = min(GROUP_WAVES, rows)
-    # A wave loads its rotation once and then takes many rows.
-    shares = max(1, min(-(-rows // waves), 4 * COMPUTE_UNITS // (groups * rotations)))
+    shares = shares_of_rows(rows, waves, groups * rotations)
     return Launch(SOURCE, kernel, (groups * rotations, shares), waves * WAVE, (*buffers, rows, inputs, waves, shares))

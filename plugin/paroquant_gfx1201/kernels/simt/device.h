@@ -144,6 +144,10 @@ inline float reciprocal_estimate(float value) {
   return nextafterf(exact, simt::machine.backwards ? INFINITY : 0.0f);
 }
 
+// v_rsq_f32 and v_exp_f32 are within one ulp; here they are as near as the C library's.
+inline float inverse_root_estimate(float value) { return 1.0f / sqrtf(value); }
+inline float exp2_estimate(float value) { return exp2f(value); }
+
 inline float clamp(float value, float low, float high) { return fminf(fmaxf(value, low), high); }
 
 inline int sum_of_bytes(u32 word) {
