@@ -1,5 +1,7 @@
 """Decode GEMM: few rows, so that the time is the time to read the weights once."""
 
+from functools import cache
+
 import torch
 
 from paroquant_gfx1201.errors import PluginError
@@ -21,6 +23,12 @@ def shares_for(weight: FragmentWeight) -> int:
     """Workgroups that share the groups of one tile of outputs, each with at least two groups for each wave."""
     tiles, groups = weight.outputs // TILE, weight.inputs // weight.group_size
     return max(1, min(WORKGROUPS // tiles, groups // (2 * WAVES)))
+
+
+@cache
+def _counters(device: torch.device, tiles: int) -> torch.Tensor:
+    """Zeroed once; every launch leaves zeros. One stream at a time may use it."""
+    return torch.zeros(tiles, dtype=torch.int32, device=device)
 
 
 def rotation_starts(weight: FragmentWeight) -> list[int]:
@@ -78,7 +86,7 @@ def decode(
             weight.steps,
             Out((rows, outputs), torch.bfloat16),
             Out((shares if shares > 1 else 0, rows, outputs), torch.float32),
-            InOut(torch.zeros(outputs // TILE, dtype=torch.int32)),
+            InOut(_counters(codes.device, outputs // TILE)),
             *(rows, outputs, inputs, *rotation_starts(weight), shares),
         ),
     )

@@ -9,6 +9,8 @@ from paroquant_gfx1201.kernels.hip.launch import WAVE, Launch, Out
 
 SOURCE = "producer.hip"
 GROUP_WAVES = 8
+MOST_TOKEN_INPUTS = 24 * 1024
+"""A row waits in LDS as bf16, beside 16 KB for the waves; a workgroup has 64 KB."""
 COMPUTE_UNITS = 64
 """Of an R9700; a launch is spread over about four workgroups for each."""
 
@@ -56,6 +58,8 @@ def quantize_rows(
         Out((rotations, groups, rows), torch.float32),
     )
     if granularity == "token":
+        if inputs > MOST_TOKEN_INPUTS:
+            raise PluginError(f"a row of K={inputs} does not fit LDS: per token the producer takes {MOST_TOKEN_INPUTS}")
         waves = min(token_waves(rows, inputs), groups)
         return Launch(
             SOURCE, kernel, (rows, rotations), waves * WAVE, (*buffers, rows, inputs, waves), dynamic_lds=2 * inputs
