@@ -98,3 +98,6 @@ def test_rows_of_another_width_or_type_are_refused() -> None:
         producer.quantize_rows(torch.zeros(1, 256).bfloat16(), table, "int8", "group", 128, 8)
     with pytest.raises(PluginError, match=r"not torch\.float32"):
         producer.quantize_rows(torch.zeros(1, 128), table, "int8", "group", 128, 8)
+    long = torch.zeros(1, 192, layout.table_words(128, 8), 32, dtype=torch.int32)
+    with pytest.raises(PluginError, match="K=24576 does not fit LDS"):
+        producer.quantize_rows(torch.zeros(1, 192 * 128).bfloat16(), long, "int8", "token", 128, 8)

@@ -1,7 +1,7 @@
 // Producers that compute the row they quantize: what stands before a linear layer, and its producer, in one launch.
 //
 // Outputs as of producer.h per group. Where a formula rounds to bf16 in between, as vLLM's own modules do, so do these;
-// what is left is f32 rounding before it, which moves a bf16 that lies on the edge.
+// what is left is f32 rounding before it, which moves a bf16 that lies on the edge. epsilon: the bits of an f32.
 #pragma once
 #include "producer.h"
 
@@ -95,7 +95,7 @@ DEVICE void by_group_of(const u16* x, const u16* gate, const float* weight, floa
 // Residual add and RMSNorm with weight 1 + w (f32 [K]): sum bf16 [M, K] gets x + residual, hidden its norm. Grid (M,
 // G / 8 rounded up, P): each workgroup reads the whole row for its norm, and rotates 8 groups, a wave each.
 template <int GROUP, int KROT, Element ELEMENT>
-DEVICE void add_norm(const u16* x, const u16* residual, const float* weight, const float* epsilon, const u32* table,
+DEVICE void add_norm(const u16* x, const u16* residual, const float* weight, int epsilon, const u32* table,
                      u16* sum, u16* hidden, u8* codes, float* scales, float* row_sums, int M, int K) {
   constexpr int VALUES = GROUP / WAVE;
   SHARED(float, lds, MOST_WAVES * GROUP);
@@ -120,7 +120,7 @@ DEVICE void add_norm(const u16* x, const u16* residual, const float* weight, con
   workgroup_barrier();
   float total = 0.0f;
   for (int other = 0; other < MOST_WAVES; other++) total += parts[other];
-  float inverse = inverse_root(total / static_cast<float>(K) + epsilon[0]);
+  float inverse = inverse_root(total / static_cast<float>(K) + __builtin_bit_cast(float, epsilon));
   if (mine >= groups) return;
   u32 channels[2], sums[2];
   round_values<VALUES>(own, sums);
@@ -141,17 +141,17 @@ DEVICE void add_norm(const u16* x, const u16* residual, const float* weight, con
 
 #define COMBINED(KIND, kind, GROUP, ELEMENT, element)                                                                  \
   KERNEL(MOST_WAVES* WAVE)                                                                                             \
-  kind##_##element##_g##GROUP(const u16* x, const u16* gate, const float* weight, const float* epsilon,                \
+  kind##_##element##_g##GROUP(const u16* x, const u16* gate, const float* weight, int epsilon,                         \
                               const u32* table, u8* codes, float* scales, float* row_sums, int M, int K, int waves,    \
                               int shares) {                                                                            \
-    by_group_of<KIND, GROUP, 8, ELEMENT>(x, gate, weight, epsilon[0], table, codes, scales, row_sums, M, K, waves,     \
-                                         shares);                                                                      \
+    by_group_of<KIND, GROUP, 8, ELEMENT>(x, gate, weight, __builtin_bit_cast(float, epsilon), table, codes, scales,    \
+                                         row_sums, M, K, waves, shares);                                               \
   }                                                                                                                    \
   EXPORT(kind##_##element##_g##GROUP)
 
 #define ADD_NORM(GROUP, ELEMENT, element)                                                                              \
   KERNEL(MOST_WAVES* WAVE)                                                                                             \
-  add_norm_##element##_g##GROUP(const u16* x, const u16* residual, const float* weight, const float* epsilon,          \
+  add_norm_##element##_g##GROUP(const u16* x, const u16* residual, const float* weight, int epsilon,                   \
                                 const u32* table, u16* sum, u16* hidden, u8* codes, float* scales, float* row_sums,    \
                                 int M, int K) {                                                                        \
     add_norm<GROUP, 8, ELEMENT>(x, residual, weight, epsilon, table, sum, hidden, codes, scales, row_sums, M, K);      \

@@ -1,5 +1,6 @@
 """Producers that compute the row they quantize: activation function or norm, and producer, in one launch."""
 
+import struct
 from typing import Literal
 
 import torch
@@ -11,6 +12,11 @@ from paroquant_gfx1201.kernels.hip.producer import GROUP_WAVES, shares_of_rows
 SOURCE = "fused.hip"
 Element = Literal["int8", "e4m3"]
 Outs = tuple[Out, Out, Out]
+
+
+def _bits(value: float) -> int:
+    """Of the f32: a kernel's arguments are pointers and integers."""
+    return struct.unpack("<i", struct.pack("<f", value))[0]
 
 
 def _outputs(table: torch.Tensor, rows: int, inputs: int, group_size: int) -> Outs:
@@ -38,13 +44,12 @@ def _combined(
     outputs = _outputs(table, rows, inputs, group_size)
     waves = min(GROUP_WAVES, rows)
     shares = shares_of_rows(rows, waves, groups)
-    limit = torch.tensor([epsilon], dtype=torch.float32, device=x.device)
     return Launch(
         SOURCE,
         f"{kind}_{element}_g{group_size}",
         (groups, shares),
         waves * WAVE,
-        (x, gate, weight, limit, table, *outputs, rows, inputs, waves, shares),
+        (x, gate, weight, _bits(epsilon), table, *outputs, rows, inputs, waves, shares),
     )
 
 
@@ -94,12 +99,11 @@ def add_norm(
     rows, inputs = x.shape
     outputs = _outputs(table, rows, inputs, group_size)
     rotations, groups = table.shape[:2]
-    limit = torch.tensor([epsilon], dtype=torch.float32, device=x.device)
     both = Out((rows, inputs), torch.bfloat16)
     return Launch(
         SOURCE,
         f"add_norm_{element}_g{group_size}",
         (rows, -(-groups // GROUP_WAVES), rotations),
         GROUP_WAVES * WAVE,
-        (x, residual, weight, limit, table, both, both, *outputs, rows, inputs),
+        (x, residual, weight, _bits(epsilon), table, both, both, *outputs, rows, inputs),
     )

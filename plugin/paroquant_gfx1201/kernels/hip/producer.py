@@ -9,7 +9,7 @@ from paroquant_gfx1201.kernels.hip.launch import WAVE, Launch, Out
 
 SOURCE = "producer.hip"
 GROUP_WAVES = 8
-MOST_TOKEN_INPUTS = 24 * 1024
+MOST_TOKEN_INPUTS = 191 * 128
 """A row waits in LDS as bf16, beside 16 KB for the waves; a workgroup has 64 KB."""
 COMPUTE_UNITS = 64
 """Of an R9700; a launch is spread over about four workgroups for each."""
