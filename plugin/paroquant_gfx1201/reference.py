@@ -27,7 +27,7 @@ class Activations:
     """Quantized activations, possibly of several rotations (leading dimensions).
 
     codes f32 [..., G, M, g] (values an int8 or an e4m3 holds exactly), scales f32 [..., G, M, 1]
-    per group or [..., 1, M, 1] per token, row_sums f32 [..., G, M]: the sum of a group's codes.
+    per group or [..., 1, M, 1] per token, row_sums f32 [..., G, M]: the sum of a group's codes, rounded once.
     """
 
     codes: torch.Tensor
@@ -57,7 +57,7 @@ def quantize_activations(rotated: torch.Tensor, band: Band) -> Activations:
         codes = steps.round_().clamp_(-INT8_MAX, INT8_MAX)
     else:
         codes = steps.clamp_(-E4M3_MAX, E4M3_MAX).to(torch.float8_e4m3fn).float()
-    return Activations(codes, scales, codes.sum(-1))
+    return Activations(codes, scales, codes.sum(-1, dtype=torch.float64).float())
 
 
 @dataclass(frozen=True, eq=False)

@@ -85,17 +85,42 @@ def block_matrices(cos: torch.Tensor, sin: torch.Tensor, pairs: torch.Tensor, gr
     return product
 
 
+def fused_multiply_add(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
+    """a * b + c of float32 tensors with one rounding, which torch itself does not promise.
+
+    The product is exact in float64; its sum with c is rounded to odd there, so that rounding once
+    more to float32 is correct (Boldo and Melquiond, 2008).
+    """
+    product, addend = a.double() * b.double(), c.double()
+    total = product + addend
+    back = total - product
+    error = (product - (total - back)) + (addend - back)
+    even = (total.view(torch.int64) & 1) == 0
+    towards = torch.where((error > 0) == (total > 0), 1, -1)
+    odd = torch.where((error != 0) & even, towards, 0)
+    return (total.view(torch.int64) + odd).view(torch.float64).float()
+
+
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, pairs: torch.Tensor, group_size: int) -> torch.Tensor:
-    """Apply the rotations to x [..., K] one after the other, as the formula is written."""
+    """Apply the rotations to x [..., K] one after the other, as the formula is written.
+
+    In float32 each output is one rounded product and one fused multiply-add, as in the HIP kernels:
+    ``fma(c, x_i, s * x_j)`` and ``fma(c, x_j, -(s * x_i))``.
+    """
     krot, inputs = pairs.shape
+    fused = x.dtype == cos.dtype == torch.float32
     base = torch.arange(inputs // group_size).repeat_interleave(group_size) * group_size
     for r in range(krot):
         index = pairs[r].long() + base
         i, j = index[0::2], index[1::2]
         x_i, x_j = x[..., i], x[..., j]
         y = torch.empty_like(x)
-        y[..., i] = cos[r] * x_i + sin[r] * x_j
-        y[..., j] = cos[r] * x_j - sin[r] * x_i
+        if fused:
+            y[..., i] = fused_multiply_add(cos[r], x_i, sin[r] * x_j)
+            y[..., j] = fused_multiply_add(cos[r], x_j, -(sin[r] * x_i))
+        else:
+            y[..., i] = cos[r] * x_i + sin[r] * x_j
+            y[..., j] = cos[r] * x_j - sin[r] * x_i
         x = y
     return x
 

@@ -1,0 +1,115 @@
+// One group's product of 16 outputs and 16 rows, and how it is folded into f32 sums. Outputs are the rows of the matrix
+// instruction: a lane holds 8 consecutive outputs of one activation row.
+#pragma once
+#include "encode.h"
+#include "rotate.h"
+#include "weights.h"
+
+template <Element ELEMENT>
+struct Sum {
+  using type = v8f;
+};
+template <>
+struct Sum<INT8> {
+  using type = v8i;
+};
+
+DEVICE v8i add_product(v8i sum, v2i weights, v2i rows) { return wmma_u8_i8(weights, rows, sum); }
+DEVICE v8f add_product(v8f sum, v2i weights, v2i rows) { return wmma_e4m3(weights, rows, sum); }
+
+DEVICE v2i operand(const u32* bytes, int block, int instruction) {
+  const u32* word = bytes + block * 4 + instruction * 2;
+  return v2i{static_cast<int>(word[0]), static_cast<int>(word[1])};
+}
+
+// A lane's bytes of a group of one activation row.
+template <int GROUP>
+DEVICE void load_rows(const u8* row, int group, int lane, v4i* rows) {
+  const u8* source = row + group * GROUP + lane / 16 * 16;
+  for (int block = 0; block < GROUP / 32; block++) rows[block] = *reinterpret_cast<const v4i*>(source + block * 32);
+}
+
+// 8 consecutive outputs as bf16.
+DEVICE void store_outputs(u16* y, const float* sum) {
+  v4i packed;
+  for (int pair = 0; pair < 4; pair++)
+    packed[pair] = encode_bf16(sum[2 * pair]) | encode_bf16(sum[2 * pair + 1]) << 16;
+  *reinterpret_cast<v4i*>(y) = packed;
+}
+
+// A lane's weights of one group and 16 outputs: packed, and as bytes.
+template <Format FORMAT, bool INTEGER, int GROUP>
+struct Fragment {
+  static constexpr int QUADS = GROUP / 64;
+  v4i nibbles[QUADS];
+  u32 fifth[QUADS];
+
+  METHOD void load(const v4i* codes, const u32* plane, int group, int tile, int N, int lane) {
+    long place = static_cast<long>(group) * (N / 16) + tile;
+    for (int quad = 0; quad < QUADS; quad++) {
+      nibbles[quad] = load_once(codes + (place * QUADS + quad) * WAVE + lane);
+      fifth[quad] = FORMAT == INT5 ? load_once(plane + (place * WAVE + lane) * QUADS + quad) : 0;
+    }
+  }
+
+  METHOD void expand(u32* bytes) const {
+    for (int quad = 0; quad < QUADS; quad++) unpack<FORMAT, INTEGER>(nibbles[quad], fifth[quad], bytes + 8 * quad);
+  }
+};
+
+// What a lane folds the sums of its 8 outputs with: scales and zero points, or MXFP4's exponents of each block.
+template <Format FORMAT, Element ELEMENT, int GROUP>
+struct Steps {
+  static constexpr int BLOCKS = GROUP / 32;
+  v4i steps[2];
+  v2i exponents[BLOCKS];
+
+  METHOD void load(const u8* source, int group, int tile, int N, int lane) {
+    int output = tile * 16 + lane / 16 * 8;
+    if constexpr (FORMAT == MXFP4) {
+      for (int block = 0; block < BLOCKS; block++)
+        exponents[block] =
+            *reinterpret_cast<const v2i*>(source + (static_cast<long>(group) * BLOCKS + block) * N + output);
+    } else {
+      const v4i* words = reinterpret_cast<const v4i*>(source + (static_cast<long>(group) * N + output) * 4);
+      steps[0] = words[0];
+      steps[1] = words[1];
+    }
+  }
+
+  // Adds the group's part to `total`. bytes: a lane's weights, 4 words of each block; rows: its activations.
+  METHOD void fold(const u32* bytes, const v4i* rows, float row_scale, float sum_of_codes, float* total) {
+    if constexpr (FORMAT == MXFP4) {
+      float scaled[8] = {};
+      for (int block = 0; block < BLOCKS; block++) {
+        forget(exponents[block]);  // or their scales stay in registers for the next tile of rows
+        v8f sum = {};
+        sum = add_product(sum, operand(bytes, block, 0), rows[block].xy);
+        sum = add_product(sum, operand(bytes, block, 1), rows[block].zw);
+        for (int v = 0; v < 8; v++)
+          scaled[v] = __builtin_fmaf(sum[v], from_e8m0(exponents[block][v / 4] >> 8 * (v % 4) & 0xff), scaled[v]);
+      }
+      for (int v = 0; v < 8; v++) total[v] = __builtin_fmaf(scaled[v], row_scale * BYTE_SCALE<FORMAT>, total[v]);
+    } else {
+      typename Sum<ELEMENT>::type sum = {};
+      for (int block = 0; block < BLOCKS; block++) {
+        sum = add_product(sum, operand(bytes, block, 0), rows[block].xy);
+        sum = add_product(sum, operand(bytes, block, 1), rows[block].zw);
+      }
+      for (int v = 0; v < 8; v++) {
+        u32 step = steps[v / 4][v % 4];
+        float scale = from_f16(step & 0xffff), centred;
+        if constexpr (ELEMENT == INT8) {
+          // Integers below 2^24: exact, and so is their difference.
+          int zero = step >> 16;
+          centred = static_cast<float>(sum[v] - zero * static_cast<int>(sum_of_codes));
+        } else {
+          float zero = (static_cast<float>(step >> 16) - E4M3_ORIGIN<FORMAT>) / BYTE_SCALE<FORMAT>;
+          centred = __builtin_fmaf(-zero, sum_of_codes, sum[v]);
+          scale *= BYTE_SCALE<FORMAT>;
+        }
+        total[v] = __builtin_fmaf(centred, scale * row_scale, total[v]);
+      }
+    }
+  }
+};

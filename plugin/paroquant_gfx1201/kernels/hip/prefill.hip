@@ -1,0 +1,14 @@
+// The prefill GEMMs that are built: every format and element, groups of 64 and 128, one scale a group or a token.
+#include "prefill.h"
+
+#define PREFILL_ALL(FORMAT, format, ELEMENT, element)          \
+  PREFILL(FORMAT, format, ELEMENT, element, 128, group, false) \
+  PREFILL(FORMAT, format, ELEMENT, element, 128, token, true)  \
+  PREFILL(FORMAT, format, ELEMENT, element, 64, group, false)  \
+  PREFILL(FORMAT, format, ELEMENT, element, 64, token, true)
+
+PREFILL_ALL(INT4, int4, INT8, int8)
+PREFILL_ALL(INT4, int4, E4M3, e4m3)
+PREFILL_ALL(INT5, int5, INT8, int8)
+PREFILL_ALL(INT5, int5, E4M3, e4m3)
+PREFILL_ALL(MXFP4, mxfp4, E4M3, e4m3)

@@ -1,0 +1,49 @@
+// Weight codes of one lane as bytes for the matrix unit; weights.py has the layout.
+#pragma once
+#include "device.h"
+
+enum Format { INT4, INT5, MXFP4 };
+
+// What e4m3 weight bytes stand for: the code, or its distance from 16, times 2^-9; MXFP4's value times 2^-6.
+template <Format FORMAT>
+constexpr float BYTE_SCALE = FORMAT == MXFP4 ? 64.0f : 512.0f;
+
+// Zero points are relative to this where bytes are e4m3.
+template <Format FORMAT>
+constexpr float E4M3_ORIGIN = FORMAT == INT5 ? 16.0f : 0.0f;
+
+// Fifth bits 0x01010101 of four codes, and their low nibbles, as e4m3 of code - 16: the subnormals and the first two
+// binades of e4m3 are the multiples 0..16 of 2^-9, so a magnitude is its own encoding.
+DEVICE u32 centre_on_16(u32 nibbles, u32 fifth) {
+  u32 upper = (fifth << 8) - fifth;          // 0xff where the code is at least 16
+  u32 negative = 0x90909090 - nibbles;       // sign, and 16 - nibble
+  return (nibbles & upper) | (negative & ~upper);
+}
+
+// e2m1 in the low nibbles of bytes to e4m3 times 2^-6: sign to bit 7, exponent and mantissa to bits 4..2.
+DEVICE u32 widen_e2m1(u32 nibbles) { return (nibbles << 2 & 0x1c1c1c1c) | (nibbles << 4 & 0x80808080); }
+
+// 8 words of bytes from 4 words of nibbles and one of fifth bits, in the order of the matrix instructions.
+template <Format FORMAT, bool INTEGER>
+DEVICE void unpack(v4i nibbles, u32 plane, u32* bytes) {
+  for (int word = 0; word < 4; word++) {
+    u32 packed = nibbles[word];
+    for (int half = 0; half < 2; half++) {
+      int four = 2 * word + half;
+      u32 shifted = half ? packed >> 4 : packed;
+      u32 nibble = shifted & 0x0f0f0f0f;
+      if constexpr (FORMAT == INT5 && INTEGER)
+        nibble |= (four < 4 ? plane << (4 - four) : plane >> (four - 4)) & 0x10101010;
+      else if constexpr (FORMAT == INT5)
+        nibble = centre_on_16(nibble, plane >> four & 0x01010101);
+      else if constexpr (FORMAT == MXFP4)
+        nibble = widen_e2m1(shifted);
+      bytes[four] = nibble;
+    }
+  }
+}
+
+// 2^(exponent - 127), e8m0; 0 is the subnormal 2^-127.
+DEVICE float from_e8m0(u32 exponent) {
+  return __builtin_bit_cast(float, __builtin_elementwise_max(exponent << 23, 0x00400000u));
+}

@@ -1,0 +1,144 @@
+"""What clang makes of the HIP kernels for gfx1201: registers, spills, LDS, wave size, opcodes, the hot loop."""
+
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from paroquant_gfx1201.errors import PluginError
+from paroquant_gfx1201.kernels.hip import codeobject
+from paroquant_gfx1201.kernels.hip.codeobject import KernelCode
+from tests.plugin.hip_cases import needs_clang
+
+VERSIONS = [pytest.param(version, marks=needs_clang(version)) for version in (19, 22)]
+KINDS = ("int4_int8", "int4_e4m3", "int5_int8", "int5_e4m3", "mxfp4_e4m3")
+SCALES = ("group", "token")
+FUSED = ("silu_mul", "sigmoid_gate", "gated_norm", "add_norm")
+LDS_OF_WORKGROUP = 65536
+
+BYTES_A_CLOCK = 640e9 / 2.92e9 / 128
+"""Memory bandwidth of an R9700 for each of its 128 SIMDs: 640 GB/s, 2.92 GHz, published."""
+WMMA_CLOCKS = 8
+"""Of a 16x16x16 8-bit product: 383 TFLOP/s over 128 SIMDs at 2.92 GHz are 1024 operations a clock."""
+CODE_BYTES = {"int4": 0.5, "int5": 0.625, "mxfp4": 0.5}
+
+
+@cache
+def kernels(version: int, directory: Path) -> dict[str, KernelCode]:
+    found = {}
+    for source in ("decode.hip", "fused.hip", "prefill.hip", "producer.hip"):
+        target = directory / f"{source}-{version}.co"
+        codeobject.compile_source(source, target, version)
+        found |= codeobject.inspect(target, version)
+    return found
+
+
+@pytest.fixture(params=VERSIONS)
+def compiled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, KernelCode]:
+    return kernels(request.param, tmp_path_factory.getbasetemp())
+
+
+def test_every_kernel_is_there(compiled: dict[str, KernelCode]) -> None:
+    decode = {f"decode_{kind}_g{group}_m{rows}" for kind in KINDS for group in (64, 128) for rows in (16, 32, 64)}
+    producers = {
+        f"{granularity}_{element}_g{group}_r{krot}"
+        for granularity in SCALES
+        for element in ("int8", "e4m3")
+        for group in (64, 128)
+        for krot in (1, 8)
+    }
+    prefill = {
+        f"prefill_{kind}_g{group}_{granularity}" for kind in KINDS for group in (64, 128) for granularity in SCALES
+    }
+    fused = {f"{kind}_{element}_g{group}" for kind in FUSED for element in ("int8", "e4m3") for group in (64, 128)}
+    assert set(compiled) == decode | fused | prefill | producers
+
+
+def test_nothing_spills_and_nothing_uses_scratch_or_another_wave_size(compiled: dict[str, KernelCode]) -> None:
+    for kernel in compiled.values():
+        assert (kernel.spills, kernel.scratch_bytes, kernel.wave) == (0, 0, 32), kernel.name
+        assert kernel.lds_bytes <= LDS_OF_WORKGROUP, kernel.name
+        assert kernel.count("scratch_", loop=False) == 0, kernel.name
+
+
+def test_decode_keeps_the_waves_that_hide_memory(compiled: dict[str, KernelCode]) -> None:
+    for kernel in compiled.values():
+        rows = kernel.name.rpartition("_m")[2]
+        if kernel.name.startswith("decode"):
+            assert kernel.occupancy >= {"16": 10, "32": 5, "64": 5}[rows], (kernel.name, kernel.vgprs)
+
+
+def test_decode_multiplies_on_the_matrix_unit_and_reads_weights_past_the_cache(compiled: dict[str, KernelCode]) -> None:
+    for kernel in compiled.values():
+        if not kernel.name.startswith("decode"):
+            continue
+        opcode = "v_wmma_i32_16x16x16_iu8" if "_int8_" in kernel.name else "v_wmma_f32_16x16x16_fp8_fp8"
+        group, rows = (int(part[1:]) for part in kernel.name.split("_")[-2:])
+        assert kernel.count("v_wmma") == kernel.count(opcode) == 2 * (group // 16) * (rows // 16), kernel.name
+        assert kernel.count("v_dot", loop=False) == 0, kernel.name
+        assert kernel.count("ds_") == 0, kernel.name
+
+
+def test_decode_waits_for_memory_and_not_for_instructions(compiled: dict[str, KernelCode]) -> None:
+    """At up to 16 rows the loop's instructions take at most half of the clocks in which its weights arrive; at up to
+    64 rows at most all of them, except MXFP4's, whose scales are four times as many."""
+    for kernel in compiled.values():
+        if not kernel.name.startswith("decode"):
+            continue
+        _, name, _, group, rows = kernel.name.split("_")
+        scales = int(group[1:]) / 32 if name == "mxfp4" else 4
+        weight_bytes = 2 * 16 * (int(group[1:]) * CODE_BYTES[name] + scales)
+        clocks = kernel.valu + WMMA_CLOCKS * kernel.count("v_wmma")
+        allowed = {"m16": 0.5, "m32": 1.0, "m64": 1.5 if name == "mxfp4" or group == "g64" else 1.0}[rows]
+        assert clocks <= allowed * weight_bytes / BYTES_A_CLOCK, (kernel.name, clocks, weight_bytes / BYTES_A_CLOCK)
+
+
+PREFILL_VALU = {"int4": 70, "int5": 80, "mxfp4": 150}
+"""Of a group's 16 x 16 outputs, at most. The fold of a published kernel for this GPU is 16 (e4m3 per token); unpacking,
+scales, addresses and the conversion from int32 come on top here."""
+
+
+def test_prefill_is_matrix_instructions_first(compiled: dict[str, KernelCode]) -> None:
+    for kernel in compiled.values():
+        if not kernel.name.startswith("prefill"):
+            continue
+        _, name, element, group, _ = kernel.name.split("_")
+        opcode = "v_wmma_i32_16x16x16_iu8" if element == "int8" else "v_wmma_f32_16x16x16_fp8_fp8"
+        products = 2 * 4 * int(group[1:]) // 16
+        assert kernel.count("v_wmma") == kernel.count(opcode) == products, kernel.name
+        assert kernel.count("s_barrier") <= 2, kernel.name
+        assert kernel.occupancy >= 6, (kernel.name, kernel.vgprs)
+        assert kernel.valu / 8 <= PREFILL_VALU[name], (kernel.name, kernel.valu / 8)
+
+
+def test_producers_convert_in_hardware_and_never_wait_for_other_waves(compiled: dict[str, KernelCode]) -> None:
+    for kernel in compiled.values():
+        if kernel.name.startswith("group"):
+            assert kernel.count("s_barrier", loop=False) == 0, kernel.name
+            assert kernel.occupancy >= 12, (kernel.name, kernel.vgprs)
+        if kernel.name.startswith(("group_e4m3", "token_e4m3")):
+            values = 4 if "_g128_" in kernel.name else 2
+            assert kernel.count("v_cvt_pk_fp8_f32", loop=False) == values // 2, kernel.name
+        if kernel.name.startswith(SCALES):
+            assert kernel.count("v_div_", loop=False) <= 8, kernel.name
+
+
+def test_fused_producers_meet_other_waves_only_for_the_norm_of_a_row(compiled: dict[str, KernelCode]) -> None:
+    for kernel in compiled.values():
+        if kernel.name.startswith(FUSED):
+            assert kernel.count("s_barrier_wait", loop=False) == kernel.name.startswith("add_norm"), kernel.name
+            assert kernel.occupancy >= 12, (kernel.name, kernel.vgprs)
+
+
+def test_a_rotation_layer_is_as_few_lds_instructions_as_its_layout_promises(compiled: dict[str, KernelCode]) -> None:
+    """A layer reads R values as R / 2 pairs and stores R; the first stores and the last read come on top."""
+    for group, values in ((128, 4), (64, 2)):
+        kernel = compiled[f"group_int8_g{group}_r8"]
+        assert kernel.count("ds_") <= values + 8 * (values // 2 + values) + 1
+
+
+def test_a_source_that_does_not_compile_is_an_error_with_the_compilers_words(tmp_path: Path) -> None:
+    if codeobject.missing(19):
+        pytest.skip(codeobject.missing(19))
+    with pytest.raises(PluginError, match="no such file"):
+        codeobject.compile_source("absent.hip", tmp_path / "out")
