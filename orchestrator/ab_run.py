@@ -134,7 +134,7 @@ def site(test: ABTest, inputs: Inputs, overrides: Sequence[str], quiet: bool) ->
         from orchestrator.tracking import Tracker
 
         prod.require_port(inputs.plan(), inputs.state)
-        tracker = Tracker(Path(test.paths.tracking), test.box.name)
+        tracker = Tracker(Path(test.paths.tracking), test.box.name, test.paths.tracking_server, progress.note)
         for run_id in tracker.reap():
             progress.note(f"run {run_id} was killed; its record says KILLED now")
         yield Site(tracker, progress, prod_down, overrides)

@@ -31,6 +31,8 @@ verbs
   verdict   `verdict RUN_ID` computes the verdict of an A/B again, from its records alone
   list      the recorded runs and A/Bs with their verdicts
   compare   `compare RUN_ID RUN_ID ...` puts the metrics of runs side by side, where they can be paired
+  ui        MLflow's UI on this store, on loopback; prints the links to the last A/B and its report
+  sync      upload to paths.tracking_server what it lacks
   floor     the noise of each box, stack and metric, as far as it was measured
   ledger    results that others published; `ledger import` brings them into MLflow, beside the measured runs
   cases     `cases FILE.yaml` runs decisions that people took through the gate and shows where it decides otherwise
@@ -55,6 +57,8 @@ overrides
   speculation@variant.speculation=dflash7
                      another choice of weights, activation or speculation for the variant
   paths.cache=DIR    where models and compile caches go (default: the XDG cache directory)
+  paths.tracking_server=http://HOST:5000
+                     an MLflow server that gets a copy of every run
 
 options
   --json             plan, list, verdict: as JSON

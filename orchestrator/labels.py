@@ -84,6 +84,7 @@ WORDS = {  # `<what>` of a metric's name -> (words, unit)
     "short_outputs": ("Short outputs", ""),
 }
 COUNTS = ("errors", "truncated", "short_outputs", "skipped")
+_ON_A_CURVE = re.compile(r"^(?P<name>\w+\..+)\.(?P<place>ctx|len|conc|pos)(?P<at>\d+)$")
 _PLACED = re.compile(r"^(?P<bench>\w+)\.(?P<what>.+)\.(?P<place>ctx|len|conc)(?P<at>\d+)$")
 
 
@@ -147,6 +148,19 @@ def pivot(metrics: Mapping[str, float], place: str) -> Pivot | None:
     whats = sorted({what for _, what in cells}, key=lambda what: (order.get(what, len(order)), what))
     rows = tuple((at, tuple(cells.get((at, what)) for what in whats)) for at in sorted({at for at, _ in cells}))
     return Pivot(PLACES[place], tuple(whats), rows)
+
+
+def curves(metrics: Mapping[str, float]) -> dict[str, list[tuple[int, float]]]:
+    """Metrics at numbered places as curves: `decode.ms_per_step.ctx512` is in "decode.ms_per_step.by_ctx" at 512.
+
+    Places are tokens of context (ctx) or prompt (len), requests at once (conc), drafted positions (pos). What has one
+    place only is no curve.
+    """
+    found: dict[str, list[tuple[int, float]]] = {}
+    for key, value in metrics.items():
+        if place := _ON_A_CURVE.match(key):
+            found.setdefault(f"{place['name']}.by_{place['place']}", []).append((int(place["at"]), value))
+    return {name: sorted(points) for name, points in found.items() if len(points) > 1}
 
 
 def text(value: float | None, unit: str = "") -> str:

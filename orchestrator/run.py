@@ -59,7 +59,9 @@ def _run(inputs: Inputs, overrides: Sequence[str], quiet: bool) -> int:
         from orchestrator.tracking import Tracker
 
         prod.require_port(plan, inputs.state)
-        tracker = Tracker(Path(experiment.paths.tracking), experiment.box.name)
+        tracker = Tracker(
+            Path(experiment.paths.tracking), experiment.box.name, experiment.paths.tracking_server, progress.note
+        )
         for run_id in tracker.reap():
             progress.note(f"run {run_id} was killed; its record says KILLED now")
         tags = identity.tags(inputs, plan, box_detected=config.box_was_detected(overrides))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from orchestrator.verbs import compare, decide, machine, serve
+from orchestrator.verbs import compare, decide, look, machine, serve
 from orchestrator.verbs.options import Options
 
 VERBS: dict[str, Callable[[Options], int]] = {
@@ -23,6 +23,8 @@ VERBS: dict[str, Callable[[Options], int]] = {
     "ledger list": compare.ledger_list,
     "ledger import": compare.ledger_import,
     "cases": decide.cases,
+    "ui": look.ui,
+    "sync": look.sync,
     "prod": machine.prod,
     "prod start": machine.prod_start,
     "prod stop": machine.prod_stop,

@@ -151,7 +151,7 @@ def ledger_import(options: Options) -> int:
 
     _, paths = _ids(options, "ledger import takes no run", 0, 0)
     sources = ledger.read(config.experiments_dir() / "ledger")
-    done = ledger.import_all(sources, Tracker(Path(paths.tracking), ledger.EXPERIMENT))
+    done = ledger.import_all(sources, Tracker(Path(paths.tracking), ledger.EXPERIMENT, paths.tracking_server))
     counts = f"{len(done.added)} added, {len(done.replaced)} replaced, {len(done.unchanged)} there already"
     print(f"published results: {counts}; in MLflow they are the experiment {ledger.EXPERIMENT}")
     return 0
