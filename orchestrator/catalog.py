@@ -47,6 +47,7 @@ class Entry:
     run_id: str
     name: str
     experiment: str
+    experiment_id: str
     status: str
     started_s: float
     ended_s: float | None
@@ -86,8 +87,9 @@ def entries(directory: Path, parent: str | None = None) -> list[Entry]:
             )
         )
         rows = database.execute(
-            "SELECT run_uuid, runs.name, experiments.name, status, start_time, end_time, artifact_uri FROM runs "
-            f"JOIN experiments USING (experiment_id) WHERE run_uuid IN {ids} ORDER BY start_time DESC, run_uuid",
+            "SELECT run_uuid, runs.name, experiments.name, experiment_id, status, start_time, end_time, artifact_uri "
+            f"FROM runs JOIN experiments USING (experiment_id) WHERE run_uuid IN {ids} "
+            "ORDER BY start_time DESC, run_uuid",
             given,
         ).fetchall()
     return [
@@ -95,6 +97,7 @@ def entries(directory: Path, parent: str | None = None) -> list[Entry]:
             run_id=run_id,
             name=name or "",
             experiment=experiment,
+            experiment_id=str(experiment_id),
             status=status,
             started_s=started_ms / 1000,
             ended_s=None if ended_ms is None or status == "RUNNING" else ended_ms / 1000,
@@ -102,7 +105,7 @@ def entries(directory: Path, parent: str | None = None) -> list[Entry]:
             metrics=metrics.get(run_id, {}),
             artifacts=_path(uri),
         )
-        for run_id, name, experiment, status, started_ms, ended_ms, uri in rows
+        for run_id, name, experiment, experiment_id, status, started_ms, ended_ms, uri in rows
     ]
 
 
@@ -196,8 +199,13 @@ def measurements(artifacts: Path) -> dict[str, Measurement]:
 
 def measured_boot(artifacts: Path) -> Boot | None:
     """The measured boot of a run; None where it has none. Raises UsageError for a damaged record."""
-    found = [_record(Boot, path) for path in sorted(artifacts.glob("boots/*-measured/boot.json"))]
-    return max(found, key=lambda boot: boot.started_at_utc, default=None)
+    return next((boot for boot in reversed(boots(artifacts)) if boot.purpose == "measured"), None)
+
+
+def boots(artifacts: Path) -> list[Boot]:
+    """Every boot of a run, warm-ups too, oldest first. Raises UsageError for a damaged record."""
+    found = [_record(Boot, path) for path in sorted(artifacts.glob("boots/*/boot.json"))]
+    return sorted(found, key=lambda boot: boot.started_at_utc)
 
 
 def read_json(path: Path) -> Any:

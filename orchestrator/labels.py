@@ -117,6 +117,15 @@ def words(what: str) -> tuple[str, str]:
     return WORDS.get(what, (what.replace("_", " "), ""))
 
 
+def unit_of(metric: str) -> str:
+    """The unit of a whole metric's name, whatever place or corpus it is of; empty where it has none that is known."""
+    parts = metric.split(".")[1:]
+    for end in range(len(parts), 0, -1):
+        if (known := WORDS.get(".".join(parts[:end]))) is not None:
+            return known[1]
+    return {"ready_s": "s", "kv_tokens": "tokens"}.get(parts[0] if parts else "", "")
+
+
 def head(what: str) -> str:
     text, unit = words(what)
     return f"{text} ({unit})" if unit else text

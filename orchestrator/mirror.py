@@ -154,8 +154,10 @@ class Mirror:
         return True
 
     def _copy_of(self, row: catalog.State) -> str:
-        """The id of the run's copy, which is made where there is none. The search comes first: a copy that was made just
-        before a kill or a lost answer is not made again; where two requests raced, the oldest stays."""
+        """The id of the run's copy, which is made where there is none.
+
+        The search comes first: a copy that was made just before a kill or a lost answer is not made again.
+        """
         copy = _Copy.read(self._path(row.run_id))
         experiment = self._experiment(row.experiment)
         found = self._remote.search_runs(

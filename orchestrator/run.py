@@ -90,9 +90,8 @@ def prepare_only(experiment: Experiment, overrides: Sequence[str], quiet: bool =
 
 def _show(record: dict[str, Any], tracker: Any) -> None:
     """Print the result. A reader that left, as in `| true`, changes nothing about the run."""
-    from orchestrator import table
-    from orchestrator.tracking import ui_command
+    from orchestrator import table, ui
 
     with console.to_a_reader_that_may_leave():
         table.show(record)
-        print(f"MLflow run {record['run_id']}; open the UI with:\n  {ui_command(tracker.directory)}", flush=True)
+        print(f"MLflow run {record['run_id']}; open the UI with:\n  {ui.how(tracker.directory)}", flush=True)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import gzip
 import json
 import os
-import shlex
 import shutil
 import sys
 import tempfile
@@ -241,7 +240,7 @@ class RunLog:
         self._ended()
 
     def _log_corpora(self, measurement: Measurement) -> None:
-        """Each text that was sent, as a dataset of MLflow: by its SHA-256, of which MLflow's digest holds the beginning."""
+        """Each text that was sent, as a dataset of MLflow, whose digest holds the beginning of the text's SHA-256."""
         from mlflow.entities import Dataset, DatasetInput, InputTag
 
         inputs = [
@@ -273,15 +272,6 @@ class RunLog:
     def _explained(self) -> Iterator[None]:
         with mlflow_store.explained(self._database):
             yield
-
-
-def ui_command(directory: Path) -> str:
-    """The command line that opens MLflow's UI on the store, on loopback, ready to paste."""
-    store = mlflow_store.uri(mlflow_store.database(directory))
-    artifacts = (directory / "artifacts").resolve().as_uri()
-    command = [sys.executable, "-m", "mlflow", "ui", "--backend-store-uri", store]
-    command += ["--default-artifact-root", artifacts, "--host", "127.0.0.1", "--port", "5000", "--workers", "1"]
-    return f"MLFLOW_DISABLE_TELEMETRY=true {shlex.join(command)}"
 
 
 def _owned() -> dict[str, str]:

@@ -35,7 +35,7 @@ VERBS: dict[str, Callable[[Options], int]] = {
     "cache prune": machine.cache_prune,
 }
 READERS = frozenset(  # what they print is all that they do
-    {"plan", "prod", "cache", "cache list", "compare", "list", "floor", "ledger", "ledger list"}
+    {"plan", "prod", "cache", "cache list", "list", "floor", "ledger", "ledger list"}
 )
 SECOND_WORDS = {
     first: tuple(verb.split()[1] for verb in VERBS if verb.startswith(f"{first} "))
@@ -53,4 +53,5 @@ OWNERS: dict[str, tuple[str, ...]] = {  # an option -> the verbs that have it; o
     "resume": ("ab",),
     "power": ("ab",),
     "all": ("list",),
+    "unpaired": ("compare",),
 }

@@ -21,6 +21,8 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.ui import ENVIRONMENT
+
 
 def free_port() -> int:
     with socket.socket() as probe:
@@ -82,7 +84,7 @@ class Server:
         self.start()
 
     def start(self) -> None:
-        environment = os.environ | {"MLFLOW_DISABLE_TELEMETRY": "true"}
+        environment = os.environ | ENVIRONMENT
         with self._log.open("a") as log:
             self._process = subprocess.Popen(
                 self._command, stdout=log, stderr=log, env=environment, start_new_session=True
@@ -101,7 +103,7 @@ class Server:
 
 
 class Lossy:
-    """A proxy to a server. `loses` is asked for each request, by its number from 1: the server does what is asked, and its
+    """A proxy to a server. `loses` is asked for each request, by its number from 1: the server does the work, and its
     answer is dropped."""
 
     def __init__(self, port: int) -> None:
