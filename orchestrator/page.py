@@ -8,15 +8,18 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Table:
-    """`rows[i][0]` heads its row."""
+    """`rows[i][0]` heads its row. `texts`: no column is one of numbers, whatever it holds."""
 
     caption: str
     heads: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
+    texts: bool = False
 
     @property
     def numeric(self) -> list[bool]:
         """Whether each column holds numbers, so that it is aligned to the right."""
+        if self.texts:
+            return [False] * len(self.heads)
         columns = list(zip(*self.rows, strict=True)) or [()] * len(self.heads)
         return [any(map(_is_number, column)) and not any(c.startswith("INVALID") for c in column) for column in columns]
 

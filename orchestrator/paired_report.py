@@ -272,7 +272,7 @@ def _plan_differences(shown: Sequence[Side]) -> Table | None:
         if len({plan.get(name) for plan in plans}) > 1
     ]
     heads = ("Field", *(side.title for side in shown))
-    return Table("Where the servers differ: environment, arguments, checkpoint", heads, tuple(rows))
+    return Table("Where the servers differ: environment, arguments, checkpoint", heads, tuple(rows), texts=True)
 
 
 def _boots(shown: Sequence[Side], judged: Judged | None) -> Table:
