@@ -211,7 +211,7 @@ class Mirror:
 
         if (found := self._remote.get_experiment_by_name(name)) is None:
             try:
-                return self._remote.create_experiment(name)
+                return self._remote.create_experiment(name, tags=mlflow_store.MODEL_RUNS)
             except MlflowException:  # another box made it in between; if not, the next line's error is the cause
                 if (found := self._remote.get_experiment_by_name(name)) is None:
                     raise

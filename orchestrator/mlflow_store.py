@@ -17,6 +17,7 @@ from orchestrator.errors import OrchestratorError
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
+MODEL_RUNS = {"mlflow.experimentKind": "custom_model_development"}  # so that the UI opens on runs and their metrics
 LOCK_WAIT_S = 20  # MLflow itself waits as long for a locked database
 ELSEWHERE = "or set paths.tracking to another directory"
 

@@ -137,7 +137,7 @@ class Tracker:
         if (found := self._client.get_experiment_by_name(self.experiment)) is None:
             try:
                 location = (self.directory / "artifacts").resolve().as_uri()
-                return self._client.create_experiment(self.experiment, artifact_location=location)
+                return self._client.create_experiment(self.experiment, location, mlflow_store.MODEL_RUNS)
             except MlflowException:  # another process made it in between; if not, the next line's error is the cause
                 if (found := self._client.get_experiment_by_name(self.experiment)) is None:
                     raise

@@ -107,7 +107,7 @@ def test_every_picture_is_there_and_says_its_numbers(page, store, ab):
 
 def test_the_boots_stand_in_the_order_in_which_they_were_made(page, store, ab):
     alt = next(i["alt"] for i in page.all("img") if i["alt"].startswith("Each boot in its order"))
-    made = re.findall(r"(\d+) \(([AB])\) ([\d.]+)", alt.partition(METRIC)[2].partition("prefill")[0])
+    made = re.findall(r"(\d+) \(([AB])\) (\d+\.\d+)", alt.partition(METRIC)[2].partition("prefill")[0])
     boots = sorted(catalog.entries(store, parent=ab.run_id), key=lambda boot: boot.started_s)
     assert [key for _, key, _ in made] == [boot.tags["ab.arm"].upper() for boot in boots]
     assert [float(value) for *_, value in made] == pytest.approx([boot.metrics[METRIC] for boot in boots], abs=0.01)

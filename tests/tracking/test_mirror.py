@@ -195,7 +195,10 @@ def test_a_server_that_is_away_stops_nothing_and_gets_the_runs_later(store, serv
 
 def test_whichever_answer_is_lost_the_run_is_there_once_and_whole(store, server):
     tracker, _ = said_by(store, f"http://127.0.0.1:{free_port()}")
-    run, way = a_run(tracker), Lossy(server.port)
+    run, way = tracker.start("small", {"p": "1"}, {"variant": "small"}), Lossy(server.port)
+    run.log_metrics(CURVE)
+    run.log_text("report.html", "<p>naïve</p>")
+    run.finish("FINISHED")
     try:
         losses = 0
         while True:
@@ -209,7 +212,7 @@ def test_whichever_answer_is_lost_the_run_is_there_once_and_whole(store, server)
                 losses += 1
                 continue
             break
-        assert losses > 10, "each of its requests was lost once"
+        assert losses > 8, "each of its requests was lost once"
     finally:
         way.stop()
     require_equal(store, server.url, run.run_id)
