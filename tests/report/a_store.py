@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from orchestrator import ab_run, config, ledger
+from orchestrator import ab_run, config, ledger, report
 from orchestrator.records import to_jsonable
 from orchestrator.tracking import Tracker
 from tests.ab.simulated import World
@@ -25,8 +25,10 @@ def fill(root: Path, patch=setattr) -> Path:
         run.log_json("plan.json", madeup.PLAN | {"variant": name, "port": 8100 + number})
         for boot in madeup.boots():
             run.log_json(f"boots/{boot.nonce}-{boot.purpose}/boot.json", to_jsonable(boot))
-        for found in (madeup.decode(), madeup.prefill(), madeup.kld(), madeup.word_problems()):
+        measured = (madeup.decode(), madeup.prefill(), madeup.kld(), madeup.word_problems())
+        for found in measured:
             run.log_measurement(found)
+        run.log_text("report.html", report.render(madeup.run(run_id=run.run_id, measurements=measured)))
         run.finish("FINISHED")
     sources = ledger.read(config.experiments_dir() / "ledger")
     ledger.import_all(sources, Tracker(directory, ledger.EXPERIMENT))
