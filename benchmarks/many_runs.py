@@ -1,4 +1,4 @@
-"""How long `list`, `compare` and the search of MLflow's UI take on 200 runs of 500 metrics, and what one A/B costs to log.
+"""How long `list`, `compare` and the search of MLflow's UI take on 200 runs of 500 metrics, and what logging costs.
 
 usage: python -m benchmarks.many_runs DIRECTORY [RUNS METRICS]. The runs are simulated: ten A/Bs and single runs, made
 through the tracker; times are wall-clock seconds, median (least to most) of five, of whole processes for the verbs.

@@ -1,6 +1,6 @@
 """What one sees, in a real Chromium: MLflow's UI on a store with an A/B, and the report in it and alone.
 
-Screenshots are kept in `screenshots/` of the checkout, which git ignores, or in the directory that PARO_SCREENSHOTS names.
+Screenshots are kept in `screenshots/` of the checkout, which git ignores, or where PARO_SCREENSHOTS says.
 """
 
 from __future__ import annotations
@@ -178,8 +178,8 @@ def test_a_page_prints_whole_with_what_is_folded(browser, ab, tmp_path):
     page.goto(report_of(ab))
     page.emulate_media(media="print")
     hidden = page.evaluate(
-        "[...document.querySelectorAll('details pre')].filter(part => !part.checkVisibility({contentVisibilityAuto: true}))"
-        ".length"
+        "[...document.querySelectorAll('details pre')]"
+        ".filter(part => !part.checkVisibility({contentVisibilityAuto: true})).length"
     )
     assert hidden == 0, "a sheet of paper has nothing to click on"
     printed = page.pdf(path=tmp_path / "report.pdf", format="A4")
