@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import select
@@ -69,10 +70,8 @@ def test_where_nothing_is_recorded_it_says_so_in_one_line(tmp_path, capsys):
 
 def test_a_taken_port_is_passed_over():
     with socket.socket() as holder:
-        try:
+        with contextlib.suppress(OSError):  # somebody else has it, which is as good
             holder.bind((ui.HOST, ui.FIRST_PORT))
-        except OSError:
-            pass  # somebody else has it, which is as good
         assert ui.free_port() > ui.FIRST_PORT
 
 
