@@ -13,6 +13,7 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from urllib.parse import quote
 
 from orchestrator import catalog, mlflow_store
 from orchestrator.catalog import Entry
@@ -89,7 +90,15 @@ def links(directory: Path, url: str) -> list[str]:
     lines.append(f"{what:<11} {run_url(url, last)}  ({state}: {last.name})")
     if (report := last.artifacts / "report.html").exists():
         lines += [f"its report  {run_url(url, last)}/artifacts/report.html", f"            {report.resolve().as_uri()}"]
+    if last.is_ab:
+        lines.append(f"its curves  {curves_url(url, last)}")
     return [*lines, "stop it with Ctrl-C"]
+
+
+def curves_url(url: str, entry: Entry) -> str:
+    """The charts of an A/B's boots, each a line: against context, prompt length, concurrency and drafted position."""
+    nested = quote(f"tags.`{catalog.PARENT}` = '{entry.run_id}'")
+    return f"{url}/#/experiments/{entry.experiment_id}/runs?searchFilter={nested}&compareRunsMode=CHART"
 
 
 def run_url(url: str, entry: Entry) -> str:

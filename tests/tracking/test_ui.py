@@ -49,6 +49,7 @@ def test_the_links_are_to_the_last_ab_and_its_report(store):
     assert lines[1].split()[2] == run and "(FAIL: int4 | int5)" in lines[1]
     assert lines[2].split()[2] == f"{run}/artifacts/report.html"
     assert lines[3].strip() == (entry.artifacts / "report.html").as_uri()
+    assert entry.run_id in lines[4] and lines[4].endswith("compareRunsMode=CHART")
 
 
 def test_without_an_ab_the_link_is_to_the_last_run(tmp_path):
