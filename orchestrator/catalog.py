@@ -34,6 +34,7 @@ class State:
     run_id: str
     name: str
     experiment: str
+    status: str
     started_ms: int
     deleted: bool
     fingerprint: tuple
@@ -148,6 +149,7 @@ def _states(directory: Path, where: str, given: tuple) -> list[State]:
             run_id=run_id,
             name=name or "",
             experiment=experiment,
+            status=rest[0],
             started_ms=started_ms,
             deleted=stage == "deleted",
             fingerprint=(name, *rest, sorted(tags.get(run_id, []))),

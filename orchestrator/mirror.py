@@ -86,23 +86,15 @@ class Mirror:
 
     def waiting(self) -> list[str]:
         """The local runs of which the server lacks something, oldest first. Nothing is asked of the server."""
-        rows = catalog.states(self._store)
-        found = []
-        for row in rows:
-            copy = _Copy.read(self._path(row.run_id))
-            if row.deleted:
-                if copy.remote:
-                    found.append(row.run_id)
-            elif copy.state != _digest(row):
-                found.append(row.run_id)
-        return found
+        return [row.run_id for row in self._waiting()]
 
-    def push(self, *only: str) -> Uploaded:
-        """Upload what waits, or what waits of the runs `only`. Raises ServerError where the server does not take it.
+    def push(self, own: str | None = None) -> Uploaded:
+        """Upload what waits; with `own`, a run id, leave out the runs of others that still go on: they do it themselves.
 
-        Interrupted or repeated anywhere, it leaves each run on the server once, and whole after the last call.
+        Interrupted or repeated anywhere, it leaves each run on the server once, and whole after the last call. Raises
+        ServerError where the server does not take it.
         """
-        wanted = [run_id for run_id in self.waiting() if not only or run_id in only]
+        wanted = [row.run_id for row in self._waiting() if own in (None, row.run_id) or row.status != "RUNNING"]
         if not wanted:
             return Uploaded()
         self._require_answer()
@@ -117,6 +109,14 @@ class Mirror:
                     elif self._push(row):
                         sent.append(run_id)
         return Uploaded(tuple(sent), tuple(removed))
+
+    def _waiting(self) -> list[catalog.State]:
+        found = []
+        for row in catalog.states(self._store):
+            copy = _Copy.read(self._path(row.run_id))
+            if copy.remote if row.deleted else copy.state != _digest(row):
+                found.append(row)
+        return found
 
     def url(self, run_id: str) -> str | None:
         """Where the copy of a local run is in the server's UI; None where there is none yet."""

@@ -90,7 +90,7 @@ class Tracker:
                 self._client.log_batch(log.run_id, params=fitted[at : at + PARAMS_PER_CALL])
         for key in sorted(long):
             log.set_tag(key, tags[key])
-        self.upload()
+        self._upload(log.run_id)
         return log
 
     def resume(self, run_id: str) -> RunLog:
@@ -111,12 +111,12 @@ class Tracker:
         with mlflow_store.explained(mlflow_store.database(self.directory)):
             self._client.delete_run(run_id)
 
-    def upload(self) -> None:
-        """Send the server what it lacks of all runs. What it does not take waits for the next time."""
+    def _upload(self, run_id: str) -> None:
+        """Send the server what it lacks of this run and of those that have ended; what it does not take waits."""
         if self._mirror is None:
             return
         try:
-            self._mirror.push()
+            self._mirror.push(run_id)
             self._said = ""
         except (ServerError, TrackingError) as error:
             if str(error) != self._said:
@@ -124,7 +124,7 @@ class Tracker:
             self._said = str(error)
 
     def _run_log(self, run: Any) -> RunLog:
-        return RunLog(self._client, self.directory, run.info.run_id, run.info.artifact_uri, self.upload)
+        return RunLog(self._client, self.directory, run.info.run_id, run.info.artifact_uri, self._upload)
 
     @cached_property
     def _client(self) -> MlflowClient:
@@ -159,7 +159,7 @@ class RunLog:
     """One run. Every method writes at once and raises TrackingError where it cannot."""
 
     def __init__(
-        self, client: MlflowClient, directory: Path, run_id: str, artifact_uri: str, ended: Callable[[], None]
+        self, client: MlflowClient, directory: Path, run_id: str, artifact_uri: str, ended: Callable[[str], None]
     ) -> None:
         self.run_id = run_id
         self.artifacts = _local(artifact_uri)
@@ -237,7 +237,7 @@ class RunLog:
             self.set_tag("end_reason", reason)
         with self._explained():
             self._client.set_terminated(self.run_id, status)
-        self._ended()
+        self._ended(self.run_id)
 
     def _log_corpora(self, measurement: Measurement) -> None:
         """Each text that was sent, as a dataset of MLflow, whose digest holds the beginning of the text's SHA-256."""
