@@ -89,7 +89,7 @@ class Mirror:
         return [row.run_id for row in self._waiting()]
 
     def push(self, own: str | None = None) -> Uploaded:
-        """Upload what waits; with `own`, a run id, leave out the runs of others that still go on: they do it themselves.
+        """Upload what waits; with `own`, a run id, leave out others that still go on: they do it themselves.
 
         Interrupted or repeated anywhere, it leaves each run on the server once, and whole after the last call. Raises
         ServerError where the server does not take it.
