@@ -126,6 +126,11 @@ def unit_of(metric: str) -> str:
     return {"ready_s": "s", "kv_tokens": "tokens"}.get(parts[0] if parts else "", "")
 
 
+def by_number(name: str) -> tuple[Any, ...]:
+    """A key that sorts ctx512 before ctx2048."""
+    return tuple(int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name))
+
+
 def head(what: str) -> str:
     text, unit = words(what)
     return f"{text} ({unit})" if unit else text

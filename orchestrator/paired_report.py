@@ -5,19 +5,29 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from orchestrator import __version__, attempts, catalog, labels, page, paired_charts, plan_text, sides, verdict_text
+from orchestrator import (
+    __version__,
+    attempts,
+    catalog,
+    labels,
+    page,
+    paired_charts,
+    plan_text,
+    questions,
+    sides,
+    verdict_text,
+)
 from orchestrator.catalog import Entry
 from orchestrator.charts import Picture
 from orchestrator.design import Design
 from orchestrator.page import Table
 from orchestrator.records import Boot
-from orchestrator.sides import Difference, Sample, Side
+from orchestrator.sides import Difference, Side
 from orchestrator.stats.floor import Floor
 from orchestrator.verdict import Verdict
 
-MOST_QUESTIONS, LONGEST_TEXT = 60, 4000
+MOST_QUESTIONS = 60
 FIRST_METRICS = (  # of the strips in boot order, where no gate says which
     "decode.ms_per_step.",
     "prefill.prompt_tok_per_s.len",
@@ -32,16 +42,6 @@ class Section:
     pictures: tuple[Picture, ...] = ()
     tables: tuple[Table, ...] = ()
     notes: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Question:
-    """One that the sides did not answer alike; `answers` in the order of the sides: (right or not, what was taken from
-    the text, the text)."""
-
-    id: str
-    expected: str
-    answers: tuple[tuple[str, str, str], ...]
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def render(
         effects=paired_charts.effects(judged.verdict.criteria, judged.design.test.gate) if judged else None,
         facts=_facts(shown, judged, run_id),
         sections=[part for part in _sections(measured, judged) if part.pictures or part.tables] if measured else [],
-        questions=_questions(measured),
+        questions=questions.differing(measured),
         most=MOST_QUESTIONS,
         titles=[side.title for side in measured],
         differences=_table_of(found, shown),
@@ -207,49 +207,11 @@ def _sections(shown: Sequence[Side], judged: Judged | None) -> list[Section]:
     ]
 
 
-def _questions(shown: Sequence[Side]) -> list[Question]:
-    """The questions that one side answers right in more of its boots than another does, worst first."""
-    of_sides = [[found for s in side.samples if (found := _answers(s))] for side in shown]
-    if len(shown) < 2 or not all(of_sides):
-        return []
-    found = []
-    for name in of_sides[0][0]:
-        rights = [[boot[name]["correct_flexible"] for boot in of if name in boot] for of in of_sides]
-        if not all(rights) or any(right is None for of in rights for right in of):
-            continue
-        shares = [sum(of) / len(of) for of in rights]
-        if max(shares) == min(shares):
-            continue
-        answers = []
-        for of, share, rights_of in zip(of_sides, shares, rights, strict=True):
-            typical = share >= 0.5
-            boot = next(b for b, right in zip([b for b in of if name in b], rights_of, strict=True) if right == typical)
-            taken = str(boot[name].get("extracted_flexible") or "nothing")
-            said = f"{'right' if typical else 'wrong'}, in {sum(rights_of)} of {len(rights_of)} boots right"
-            answers.append((said, taken, _cut(str(boot[name].get("completion") or ""))))
-        expected = str(of_sides[0][0][name].get("answer", "")).rsplit("####", 1)[-1].strip()
-        found.append((min(shares) - max(shares), Question(str(name), expected, tuple(answers))))
-    return [question for _, question in sorted(found, key=lambda pair: (pair[0], pair[1].id))]
-
-
-def _answers(sample: Sample) -> dict[Any, Mapping[str, Any]]:
-    measurement = sample.measurements.get("gsm8k")
-    return (
-        {}
-        if measurement is None
-        else {s["id"]: s for s in measurement.samples if "id" in s and "correct_flexible" in s}
-    )
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= LONGEST_TEXT else f"{text[:LONGEST_TEXT]} ... [{len(text)} characters]"
-
-
 def _table_of(found: Sequence[Difference], shown: Sequence[Side]) -> Table:
     rows = []
     for difference in found:
         unit = labels.unit_of(difference.metric)
-        cells = [difference.metric, *(labels.text(value, unit) for value in difference.means), unit or "none"]
+        cells = [difference.metric, *(labels.text(value, unit) for value in difference.means), unit]
         for share, interval in list(zip(difference.shares, difference.intervals, strict=True))[1:]:
             cells.append("none" if share is None else f"{100 * share:+.2f}%")
             cells.append("none" if interval is None else f"{100 * interval[0]:+.2f}% to {100 * interval[1]:+.2f}%")

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from orchestrator import catalog
+from orchestrator import catalog, labels
 from orchestrator.attempts import Attempt
 from orchestrator.catalog import Entry
 from orchestrator.comparison import metrics_of
@@ -185,7 +185,7 @@ def differences(sides: Sequence[Side], floors: Mapping[str, Floor], *, paired_up
     Boots in blocks are paired as a gate pairs them, by `stats.paired`. Single boots have the interval that the box's
     floor gives: two boots of one build differ by t x SD x sqrt(2) in 95 of 100 cases.
     """
-    names = sorted(set().union(*(side.names() for side in sides)))
+    names = sorted(set().union(*(side.names() for side in sides)), key=labels.by_number)
     return [_difference(name, sides, floors.get(name), paired_up) for name in names]
 
 
