@@ -74,6 +74,7 @@ class Server:
     """`mlflow server`; after a `kill`, `start` brings it back at the same port with the same store."""
 
     def __init__(self, backend: str, root: Path) -> None:
+        self.backend = backend
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self._log = root / "server.log"
