@@ -238,9 +238,8 @@ def test_ten_boots_that_log_at_once_lose_no_row(store, server, which):
                     assert run.data.metrics[f"{bench}.m{n}.ctx{at}"] == number + n + at / 1e6
         assert len(run.data.metrics) == 2 * 20 * 3, "and their curves"
         assert run.info.status == "FINISHED"
-    rows = Counter(
-        row for run in found for row in [(run.info.run_id, *r) for r in catalog.metric_rows(store, run.info.run_id)]
-    )
+    ids = [run.info.run_id for run in found]
+    rows = Counter((run_id, *row) for run_id in ids for row in catalog.metric_rows(store, run_id))
     assert len(rows) == 10 * 2 * 20 * 4 and set(rows.values()) == {1}
     if url:
         assert rows_of_copies(server, ids) == rows
@@ -248,7 +247,7 @@ def test_ten_boots_that_log_at_once_lose_no_row(store, server, which):
 
 
 def rows_of_copies(server: Server, ids: Sequence[str]) -> Counter:
-    """Every metric row that PostgreSQL has of the copies of these runs, as (id of the local run, name, value, ms, step)."""
+    """Every metric row that PostgreSQL has of the copies of these runs: (local run's id, name, value, ms, step)."""
     import psycopg
 
     asked = (
