@@ -20,7 +20,7 @@ from orchestrator.catalog import Entry
 from orchestrator.errors import OrchestratorError, UsageError
 
 HOST, FIRST_PORT, PORTS = "127.0.0.1", 5000, 20
-READY_S, STOP_S = 120, 10
+READY_S, STOP_S = 300, 10
 ENVIRONMENT = {  # of the UI's processes
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",  # its queues are for judging texts; eight processes less

@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 PATIENCE_MS = 90_000  # MLflow's pages take seconds, and many on a busy machine
 NOT_OURS = re.compile(  # what MLflow's own pages say on their console whatever they show
-    r"users/current|AG Grid|GL Driver Message|WebGL|preload"
+    r"users/current|AG Grid|GL Driver Message|WebGL|preload|ResizeObserver loop"
 )
 
 

@@ -79,7 +79,7 @@ def test_a_taken_port_is_passed_over():
 def test_it_serves_this_store_on_loopback_and_ends_with_all_its_processes(store):
     command = [sys.executable, "-m", "orchestrator", "ui", f"paths.tracking={store}", "box=cpu"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT)
-    too_long = threading.Timer(170, process.kill)
+    too_long = threading.Timer(310, process.kill)
     too_long.start()
     lines = []
     for line in process.stdout:
