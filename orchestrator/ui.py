@@ -96,9 +96,13 @@ def links(directory: Path, url: str) -> list[str]:
 
 
 def curves_url(url: str, entry: Entry) -> str:
-    """The charts of an A/B's boots, each a line: against context, prompt length, concurrency and drafted position."""
+    """The charts of an A/B's boots, each a line: against context, prompt length, concurrency and drafted position.
+
+    By name, because by date MLflow folds the boots away under their A/B, and draws that alone.
+    """
     nested = quote(f"tags.`{catalog.PARENT}` = '{entry.run_id}'")
-    return f"{url}/#/experiments/{entry.experiment_id}/runs?searchFilter={nested}&compareRunsMode=CHART"
+    shown = f"searchFilter={nested}&orderByKey=attributes.run_name&orderByAsc=true&compareRunsMode=CHART"
+    return f"{url}/#/experiments/{entry.experiment_id}/runs?{shown}"
 
 
 def run_url(url: str, entry: Entry) -> str:
