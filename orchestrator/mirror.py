@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import urlsplit
 
 from orchestrator import catalog, mlflow_store
 from orchestrator.errors import OrchestratorError, UsageError
@@ -74,13 +74,16 @@ class Mirror:
     def __init__(self, directory: Path, server: str) -> None:
         """Raises UsageError for an address that is no tracking server's."""
         parts = urlsplit(server)
+        if "@" in parts.netloc:
+            raise UsageError(
+                "paths.tracking_server: the address has a name or a password in it, which would be recorded; leave them "
+                "out, and set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"
+            )
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise UsageError(
-                f"paths.tracking_server: {without_password(server)!r} is no address of an MLflow server; write one as "
-                "http://HOST:5000"
+                f"paths.tracking_server: {server!r} is no address of an MLflow server; write one as http://HOST:5000"
             )
         self.server = server.rstrip("/")
-        self.shown = without_password(self.server)
         self._store = directory
         self._directory = directory / "mirror" / hashlib.sha256(self.server.encode()).hexdigest()[:16]
 
@@ -121,7 +124,7 @@ class Mirror:
     def url(self, run_id: str) -> str | None:
         """Where the copy of a local run is in the server's UI; None where there is none yet."""
         copy = _Copy.read(self._path(run_id))
-        return f"{self.shown}/#/runs/{copy.remote}" if copy.remote else None
+        return f"{self.server}/#/runs/{copy.remote}" if copy.remote else None
 
     def _push(self, row: catalog.State) -> bool:
         """Whether there was something to send. The caller holds the lock."""
@@ -243,7 +246,7 @@ class Mirror:
 
     def _require_answer(self) -> None:
         try:
-            with urllib.request.urlopen(f"{self.shown}/health", timeout=ANSWER_S):
+            with urllib.request.urlopen(f"{self.server}/health", timeout=ANSWER_S):
                 return
         except urllib.error.HTTPError as error:
             if error.code in (401, 403, 404):  # a proxy that guards or hides this one path; the first request tells
@@ -265,14 +268,9 @@ class Mirror:
 
     def _sentence(self, what: str) -> str:
         return (
-            f"tracking server {self.shown} {what}; the record is whole in {self._store}, the next run uploads it, or "
+            f"tracking server {self.server} {what}; the record is whole in {self._store}, the next run uploads it, or "
             "`python -m orchestrator sync`"
         )
-
-
-def without_password(address: str) -> str:
-    parts = urlsplit(address)
-    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
 
 
 def _digest(row: catalog.State) -> str:

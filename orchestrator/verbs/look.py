@@ -27,7 +27,7 @@ def sync(options: Options) -> int:
     mirror = Mirror(Path(paths.tracking), paths.tracking_server)
     done = mirror.push()
     removed = f", {len(done.removed)} removed" if done.removed else ""
-    print(f"{len(done.sent)} runs uploaded{removed}; {mirror.shown} has all of {Path(paths.tracking).resolve()}")
+    print(f"{len(done.sent)} runs uploaded{removed}; {mirror.server} has all of {Path(paths.tracking).resolve()}")
     return 0
 
 
