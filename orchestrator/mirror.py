@@ -76,7 +76,7 @@ class Mirror:
         parts = urlsplit(server)
         if "@" in parts.netloc:
             raise UsageError(
-                "paths.tracking_server: the address has a name or a password in it, which would be recorded; leave them "
+                "paths.tracking_server: the address has a name or password in it, which would be recorded; leave them "
                 "out, and set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"
             )
         if parts.scheme not in ("http", "https") or not parts.hostname:
@@ -120,11 +120,6 @@ class Mirror:
             if copy.remote if row.deleted else copy.state != _digest(row):
                 found.append(row)
         return found
-
-    def url(self, run_id: str) -> str | None:
-        """Where the copy of a local run is in the server's UI; None where there is none yet."""
-        copy = _Copy.read(self._path(run_id))
-        return f"{self.server}/#/runs/{copy.remote}" if copy.remote else None
 
     def _push(self, row: catalog.State) -> bool:
         """Whether there was something to send. The caller holds the lock."""
