@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from orchestrator import attempts, catalog, floors, interrupts, measured_boot
+from orchestrator import attempts, catalog, floors, interrupts, measured_boot, paired_report, verdict_text
 from orchestrator.attempts import NOT_READY, TRIES, Attempt
 from orchestrator.design import Design, Slot
 from orchestrator.errors import BootError, InvalidMeasurement
@@ -23,6 +23,7 @@ from orchestrator.verdict import Verdict
 if TYPE_CHECKING:
     from orchestrator.tracking import RunLog, Tracker
 
+DESCRIPTION = "mlflow.note.content"  # the tag that MLflow's UI shows as a run's description
 EXIT = {"PASS": 0, "FAIL": 1, "INVALID": 3, "INCONCLUSIVE": 4}
 
 
@@ -54,13 +55,17 @@ class AB:
                 self._store_floors()
             self.log.log_json(attempts.VERDICT, to_jsonable(verdict))
             self.log.log_metrics(_effects(verdict))
+            self.log.log_text("report.html", paired_report.of_ab(self.tracker.directory, self._own(), verdict))
+            self.log.set_tag(DESCRIPTION, verdict_text.as_markdown(verdict, self.design))
             self.log.set_tag("verdict", verdict.state)
             self.log.finish("FINISHED", "; ".join(verdict.reasons))
         return verdict
 
     def _settled(self) -> Verdict | None:
-        own = catalog.find(self.tracker.directory, self.log.run_id)
-        return attempts.settled(self.design, self._attempts(), own.tags.get(NOT_READY, ""))
+        return attempts.settled(self.design, self._attempts(), self._own().tags.get(NOT_READY, ""))
+
+    def _own(self) -> catalog.Entry:
+        return catalog.find(self.tracker.directory, self.log.run_id)
 
     def _attempts(self) -> list[Attempt]:
         found = attempts.read(self.tracker.directory, self.log.run_id, self.design, self._read)

@@ -152,7 +152,7 @@ def site(test: ABTest, inputs: Inputs, overrides: Sequence[str], quiet: bool) ->
         from orchestrator.tracking import Tracker
 
         prod.require_port(inputs.plan(), inputs.state)
-        tracker = Tracker(Path(test.paths.tracking), test.box.name)
+        tracker = Tracker(Path(test.paths.tracking), test.box.name, test.paths.tracking_server, progress.note)
         for run_id in tracker.reap():
             progress.note(f"run {run_id} was killed; its record says KILLED now")
         yield Site(tracker, progress, prod_down, overrides)
@@ -164,7 +164,7 @@ def one(test: ABTest, inputs: Mapping[Arm, Inputs], place: Site, parent: str | N
     with console.to_a_reader_that_may_leave():
         print(design_text.as_text(made, datetime.now(UTC)), flush=True)
     executor = _executor(made, inputs, place)
-    tags = _tags(made, executor.tags("a"), place.overrides)
+    tags = _tags(made, {arm: executor.tags(arm) for arm in ARMS}, place.overrides)
     log = place.tracker.start(f"{test.a.name} | {test.b.name}", _params(made), tags, parent)
     log.log_json(attempts.DESIGN, to_jsonable(made))
     return _conduct(made, executor, place, log, inputs["a"].state)
@@ -255,12 +255,15 @@ def _params(made: Design) -> dict[str, str]:
     return identity.flat({name: to_jsonable(part) for name, part in parts.items()})
 
 
-def _tags(made: Design, of_boots: Mapping[str, str], overrides: Sequence[str]) -> dict[str, str]:
-    """What A/Bs are searched by; `of_boots` are the tags of a boot, of which it has those that both arms share."""
+def _tags(made: Design, of_boots: Mapping[Arm, Mapping[str, str]], overrides: Sequence[str]) -> dict[str, str]:
+    """What A/Bs are searched by; `of_boots` are the tags of a boot of each arm."""
     test = made.test
     shared = ("box", "box_chosen_by", "engine", "suite", "suite_digest", "stack", "plugin", "source", "git")
+    of_a, of_b = of_boots["a"], of_boots["b"]
+    own = ("weights", "activation", "spec", "drafter", "image")  # one value, or "A | B"
     return {
-        **{name: of_boots[name] for name in shared if name in of_boots},
+        **{name: of_a[name] for name in shared if name in of_a},
+        **{name: " | ".join(dict.fromkeys((of_a[name], of_b[name]))) for name in own if name in of_a and name in of_b},
         "kind": test.kind,
         "gate": test.gate.name,
         "about": test.about,

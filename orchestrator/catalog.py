@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 import sqlite3
-from collections.abc import Iterable, Mapping
-from contextlib import closing
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,23 @@ from orchestrator.errors import UsageError
 from orchestrator.records import Boot, Measurement, from_jsonable
 
 PARENT = "mlflow.parentRunId"
+CURVE = "curve/"  # begins the names of metrics that repeat others as curves, for MLflow's charts
 SHORTEST_ID = 4  # characters of a run id that are enough where only one run begins with them
+
+
+@dataclass(frozen=True)
+class State:
+    """One MLflow run as far as an upload asks: `fingerprint` changes with each of its tags, parameters, metrics, inputs
+    and its end; `deleted` ones are in MLflow's bin."""
+
+    run_id: str
+    name: str
+    experiment: str
+    status: str
+    started_ms: int
+    deleted: bool
+    fingerprint: tuple
+    artifacts: Path
 
 
 @dataclass(frozen=True)
@@ -31,6 +48,7 @@ class Entry:
     run_id: str
     name: str
     experiment: str
+    experiment_id: str
     status: str
     started_s: float
     ended_s: float | None
@@ -60,20 +78,19 @@ def entries(directory: Path, parent: str | None = None) -> list[Entry]:
     chosen = " WHERE lifecycle_stage = 'active'" + (nested if parent else "")
     ids = f"(SELECT run_uuid FROM runs{chosen})"
     given = (parent,) if parent else ()
-    with (
-        mlflow_store.explained(path),
-        closing(sqlite3.connect(path, timeout=mlflow_store.LOCK_WAIT_S, isolation_level=None)) as database,
-    ):
-        database.execute("BEGIN")  # one state of the store for all three queries
+    with _reading(directory) as database:
         tags = _grouped(database.execute(f"SELECT run_uuid, key, value FROM tags WHERE run_uuid IN {ids}", given))
         metrics = _grouped(
             database.execute(
-                f"SELECT run_uuid, key, value FROM latest_metrics WHERE is_nan = 0 AND run_uuid IN {ids}", given
+                "SELECT run_uuid, key, value FROM latest_metrics "
+                f"WHERE is_nan = 0 AND key NOT LIKE '{CURVE}%' AND run_uuid IN {ids}",
+                given,
             )
         )
         rows = database.execute(
-            "SELECT run_uuid, runs.name, experiments.name, status, start_time, end_time, artifact_uri FROM runs "
-            f"JOIN experiments USING (experiment_id) WHERE run_uuid IN {ids} ORDER BY start_time DESC, run_uuid",
+            "SELECT run_uuid, runs.name, experiments.name, experiment_id, status, start_time, end_time, artifact_uri "
+            f"FROM runs JOIN experiments USING (experiment_id) WHERE run_uuid IN {ids} "
+            "ORDER BY start_time DESC, run_uuid",
             given,
         ).fetchall()
     return [
@@ -81,15 +98,81 @@ def entries(directory: Path, parent: str | None = None) -> list[Entry]:
             run_id=run_id,
             name=name or "",
             experiment=experiment,
+            experiment_id=str(experiment_id),
             status=status,
             started_s=(started_ms or 0) / 1000,
             ended_s=None if ended_ms is None or status == "RUNNING" else ended_ms / 1000,
             tags=tags.get(run_id, {}),
             metrics=metrics.get(run_id, {}),
-            artifacts=Path(unquote(urlparse(uri).path)),
+            artifacts=_path(uri),
         )
-        for run_id, name, experiment, status, started_ms, ended_ms, uri in rows
+        for run_id, name, experiment, experiment_id, status, started_ms, ended_ms, uri in rows
     ]
+
+
+def states(directory: Path) -> list[State]:
+    """Every run, oldest first, deleted ones too. Raises TrackingError for a damaged store."""
+    return _states(directory, "", ())
+
+
+def state(directory: Path, run_id: str) -> State | None:
+    """Of one run; None where there is none."""
+    return next(iter(_states(directory, " WHERE run_uuid = ?", (run_id,))), None)
+
+
+def metric_rows(directory: Path, run_id: str) -> list[tuple[str, float, int, int]]:
+    """(name, value, time in ms, step) of everything that was logged, in no order."""
+    with _reading(directory) as database:
+        asked = "SELECT key, value, is_nan, timestamp, step FROM metrics WHERE run_uuid = ?"
+        rows = database.execute(asked, (run_id,)).fetchall()
+    return [(key, math.nan if is_nan else value, at_ms, step) for key, value, is_nan, at_ms, step in rows]
+
+
+def _states(directory: Path, where: str, given: tuple) -> list[State]:
+    if not mlflow_store.database(directory).exists():
+        return []
+    counts = ", ".join(
+        f"(SELECT count(*) FROM {table} WHERE {table}.{key} = runs.run_uuid)"
+        for table, key in (("params", "run_uuid"), ("metrics", "run_uuid"), ("inputs", "destination_id"))
+    )
+    with _reading(directory) as database:
+        tags: dict[str, list] = {}
+        for run_id, key, value in database.execute(f"SELECT run_uuid, key, value FROM tags{where}", given):
+            tags.setdefault(run_id, []).append([key, value])
+        rows = database.execute(
+            "SELECT run_uuid, runs.name, experiments.name, start_time, runs.lifecycle_stage, artifact_uri, status, "
+            f"end_time, {counts} FROM runs JOIN experiments USING (experiment_id){where} ORDER BY start_time, run_uuid",
+            given,
+        ).fetchall()
+    return [
+        State(
+            run_id=run_id,
+            name=name or "",
+            experiment=experiment,
+            status=rest[0],
+            started_ms=started_ms,
+            deleted=stage == "deleted",
+            fingerprint=(name, *rest, sorted(tags.get(run_id, []))),
+            artifacts=_path(uri),
+        )
+        for run_id, name, experiment, started_ms, stage, uri, *rest in rows
+    ]
+
+
+@contextmanager
+def _reading(directory: Path) -> Iterator[sqlite3.Connection]:
+    """The database, in one state for all queries."""
+    path = mlflow_store.database(directory)
+    with (
+        mlflow_store.explained(path),
+        closing(sqlite3.connect(path, timeout=mlflow_store.LOCK_WAIT_S, isolation_level=None)) as database,
+    ):
+        database.execute("BEGIN")
+        yield database
+
+
+def _path(artifact_uri: str) -> Path:
+    return Path(unquote(urlparse(artifact_uri).path))
 
 
 def find(directory: Path, run_id: str) -> Entry:
@@ -118,8 +201,13 @@ def measurements(artifacts: Path) -> dict[str, Measurement]:
 
 def measured_boot(artifacts: Path) -> Boot | None:
     """The measured boot of a run; None where it has none. Raises UsageError for a damaged record."""
-    found = [_record(Boot, path) for path in sorted(artifacts.glob("boots/*-measured/boot.json"))]
-    return max(found, key=lambda boot: boot.started_at_utc, default=None)
+    return next((boot for boot in reversed(boots(artifacts)) if boot.purpose == "measured"), None)
+
+
+def boots(artifacts: Path) -> list[Boot]:
+    """Every boot of a run, warm-ups too, oldest first. Raises UsageError for a damaged record."""
+    found = [_record(Boot, path) for path in sorted(artifacts.glob("boots/*/boot.json"))]
+    return sorted(found, key=lambda boot: boot.started_at_utc)
 
 
 def read_json(path: Path) -> Any:

@@ -31,7 +31,10 @@ verbs
             `ab +experiment=NAME`; with kind=floor and the same variant twice, measure the box's own noise
   verdict   `verdict RUN_ID` computes the verdict of an A/B again, from its records alone
   list      the recorded runs and A/Bs with their verdicts
-  compare   `compare RUN_ID RUN_ID ...` puts the metrics of runs side by side, where they can be paired
+  compare   `compare RUN_ID RUN_ID ...` puts runs side by side, where they can be paired, and writes a report;
+            `compare RUN_ID` of an A/B writes its report again
+  ui        MLflow's UI on this store, on loopback; prints the links to the last A/B and its report
+  sync      upload to paths.tracking_server what it lacks
   floor     the noise of each box, stack and metric, as far as it was measured
   ledger    results that others published; `ledger import` brings them into MLflow, beside the measured runs
   cases     `cases FILE.yaml` runs decisions that people took through the gate and shows where it decides otherwise
@@ -56,6 +59,8 @@ overrides
   speculation@variant.speculation=dflash7
                      another choice of weights, activation or speculation for the variant
   paths.cache=DIR    where models and compile caches go (default: the XDG cache directory)
+  paths.tracking_server=http://HOST:5000
+                     an MLflow server that gets a copy of every run
 
 options
   --json             plan, list, verdict: as JSON
@@ -63,6 +68,7 @@ options
                      --diff int5 'int5 +variant.knobs.RADIANCE_PQ_I8=1'
   --resume RUN_ID    ab: go on with an A/B that was interrupted or killed
   --power            ab: how many boots and hours the gate's effects need on this box; start nothing
+  --unpaired         compare: numbers of runs that cannot be paired, without differences, with the reasons
   --all              list: the boots of A/Bs and published results too
   -m, --multirun     run: one run for each value of a list, as in +variant=int4,int5
   -q, --quiet        no progress
@@ -95,7 +101,7 @@ def parse(arguments: Sequence[str]) -> Options:
         if verb not in VERBS:
             raise UsageError(f"there is no verb {verb!r}; choose from {', '.join(SECOND_WORDS[verb.split()[0]])}")
     known = {"--json": "json", "-m": "multirun", "--multirun": "multirun", "-q": "quiet", "--quiet": "quiet"}
-    known |= {"--now": "now", "--dry-run": "dry_run", "--power": "power", "--all": "all"}
+    known |= {"--now": "now", "--dry-run": "dry_run", "--power": "power", "--all": "all", "--unpaired": "unpaired"}
     numbers = {"--watch": "watch", "--older-than": "older_than", "--keep": "keep"}
     flags, overrides, values = set(), [], {}
     remaining = iter(words)

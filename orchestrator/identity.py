@@ -44,6 +44,7 @@ def tags(inputs: Inputs, plan: ServePlan, box_detected: bool) -> dict[str, str]:
         "activation": variant.activation.name,
         "spec": str(variant.speculation.tokens),
         "drafter": Path(plan.drafter.path).name if plan.drafter else "none",
+        "image": plan.image,
         "box": plan.box,
         "box_chosen_by": "auto" if box_detected else "command line",
         "engine": plan.engine,

@@ -84,6 +84,7 @@ WORDS = {  # `<what>` of a metric's name -> (words, unit)
     "short_outputs": ("Short outputs", ""),
 }
 COUNTS = ("errors", "truncated", "short_outputs", "skipped")
+_ON_A_CURVE = re.compile(r"^(?P<name>\w+\..+)\.(?P<place>ctx|len|conc|pos)(?P<at>\d+)$")
 _PLACED = re.compile(r"^(?P<bench>\w+)\.(?P<what>.+)\.(?P<place>ctx|len|conc)(?P<at>\d+)$")
 
 
@@ -114,6 +115,20 @@ def title(measurement: Measurement) -> str:
 def words(what: str) -> tuple[str, str]:
     """(words, unit) of a metric; an unknown one keeps its name."""
     return WORDS.get(what, (what.replace("_", " "), ""))
+
+
+def unit_of(metric: str) -> str:
+    """The unit of a whole metric's name, whatever place or corpus it is of; empty where it has none that is known."""
+    parts = metric.split(".")[1:]
+    for end in range(len(parts), 0, -1):
+        if (known := WORDS.get(".".join(parts[:end]))) is not None:
+            return known[1]
+    return {"ready_s": "s", "kv_tokens": "tokens"}.get(parts[0] if parts else "", "")
+
+
+def by_number(name: str) -> tuple[Any, ...]:
+    """A key that sorts ctx512 before ctx2048."""
+    return tuple(int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name))
 
 
 def head(what: str) -> str:
@@ -147,6 +162,19 @@ def pivot(metrics: Mapping[str, float], place: str) -> Pivot | None:
     whats = sorted({what for _, what in cells}, key=lambda what: (order.get(what, len(order)), what))
     rows = tuple((at, tuple(cells.get((at, what)) for what in whats)) for at in sorted({at for at, _ in cells}))
     return Pivot(PLACES[place], tuple(whats), rows)
+
+
+def curves(metrics: Mapping[str, float]) -> dict[str, list[tuple[int, float]]]:
+    """Metrics at numbered places as curves: `decode.ms_per_step.ctx512` is in "decode.ms_per_step.by_ctx" at 512.
+
+    Places are tokens of context (ctx) or prompt (len), requests at once (conc), drafted positions (pos). What has one
+    place only is no curve.
+    """
+    found: dict[str, list[tuple[int, float]]] = {}
+    for key, value in metrics.items():
+        if place := _ON_A_CURVE.match(key):
+            found.setdefault(f"{place['name']}.by_{place['place']}", []).append((int(place["at"]), value))
+    return {name: sorted(points) for name, points in found.items() if len(points) > 1}
 
 
 def text(value: float | None, unit: str = "") -> str:

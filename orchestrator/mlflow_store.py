@@ -17,6 +17,7 @@ from orchestrator.errors import OrchestratorError
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
+MODEL_RUNS = {"mlflow.experimentKind": "custom_model_development"}  # so that the UI opens on runs and their metrics
 LOCK_WAIT_S = 20  # MLflow itself waits as long for a locked database
 ELSEWHERE = "or set paths.tracking to another directory"
 
@@ -61,12 +62,12 @@ def connect(directory: Path) -> MlflowClient:
     path = database(directory)
     with explained(path):
         directory.mkdir(parents=True, exist_ok=True)
-        client_class = _import_client()
+        made = client_class()
         with (directory / ".mlflow.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not _exists(path):
-                _create(client_class, path)
-        client = client_class(uri(path))
+                _create(made, path)
+        client = made(uri(path))
         client.get_experiment("0")  # the first query checks the schema
         return client
 
@@ -75,21 +76,22 @@ def _exists(path: Path) -> bool:
     return path.exists() and path.stat().st_size > 0  # a full disk can leave an empty file
 
 
-def _create(client_class: type[MlflowClient], path: Path) -> None:
+def _create(client: type[MlflowClient], path: Path) -> None:
     """MLflow's migrations are many transactions; one killed between two of them could never be opened again."""
     making = path.with_name(f"{path.name}.making")
     leftovers = [making, making.with_name(f"{making.name}-journal")]
     for leftover in leftovers:
         leftover.unlink(missing_ok=True)
     try:
-        client_class(uri(making)).get_experiment("0")
+        client(uri(making)).get_experiment("0")
         making.replace(path)
     finally:
         for leftover in leftovers:
             leftover.unlink(missing_ok=True)
 
 
-def _import_client() -> type[MlflowClient]:
+def client_class() -> type[MlflowClient]:
+    """MLflow's client, imported without its telemetry and its log."""
     os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"  # read once, when mlflow is imported
     from mlflow import MlflowClient
 

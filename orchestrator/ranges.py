@@ -43,6 +43,7 @@ NEVER_EMPTY += (
     "paths.cache",
     "paths.state",
     "paths.tracking",
+    "paths.tracking_server",
     "variant.name",
     "suite.name",
 )

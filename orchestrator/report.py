@@ -8,30 +8,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator import __version__, charts, labels
+from orchestrator import __version__, charts, labels, page
+from orchestrator.page import Table
 from orchestrator.records import Boot, Measurement
 
 VERDICTS = {"ok": "OK", "failed": "CHECK FAILED", "invalid": "INVALID"}
 LONGEST_TEXT = 1200  # characters of a completion that are shown
-
-
-@dataclass(frozen=True)
-class Table:
-    """`rows[i][0]` heads its row."""
-
-    caption: str
-    heads: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-
-    @property
-    def numeric(self) -> list[bool]:
-        """Whether each column holds numbers, so that it is aligned to the right."""
-        columns = list(zip(*self.rows, strict=True)) or [()] * len(self.heads)
-        return [any(map(_is_number, column)) and not any(c.startswith("INVALID") for c in column) for column in columns]
-
-    @property
-    def wide(self) -> bool:
-        return len(self.heads) > 6
 
 
 @dataclass(frozen=True)
@@ -68,20 +50,12 @@ def render(run: Mapping[str, Any]) -> str:
     `run` has `plan` (a plain mapping), `boots` and `measurements` (records), and may have `run_id`, `status` ("ok",
     "failed", "invalid"), `reasons` (failed checks) and `notes`.
     """
-    from jinja2 import Environment, PackageLoader, StrictUndefined
-
-    environment = Environment(
-        loader=PackageLoader("orchestrator"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
     plan = run["plan"]
     boots: Sequence[Boot] = run.get("boots", ())
     measurements: Sequence[Measurement] = run.get("measurements", ())
     state, reasons = verdict(run)
-    return environment.get_template("report.html.j2").render(
+    return page.render(
+        "report.html.j2",
         heading=f"{plan.get('variant', 'unnamed variant')} on {plan.get('box', 'unnamed box')}",
         state=state,
         verdict=VERDICTS[state],
@@ -275,10 +249,6 @@ def _attestation(boots: Sequence[Boot]) -> list[dict[str, Any]]:
             }
         )
     return found
-
-
-def _is_number(cell: str) -> bool:
-    return cell[:1].isdigit() or (cell[:1] == "-" and cell[1:2].isdigit())
 
 
 def _environment(plan: Mapping[str, Any], boots: Sequence[Boot]) -> Table:

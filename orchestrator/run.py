@@ -59,7 +59,9 @@ def _run(inputs: Inputs, overrides: Sequence[str], quiet: bool) -> int:
         from orchestrator.tracking import Tracker
 
         prod.require_port(plan, inputs.state)
-        tracker = Tracker(Path(experiment.paths.tracking), experiment.box.name)
+        tracker = Tracker(
+            Path(experiment.paths.tracking), experiment.box.name, experiment.paths.tracking_server, progress.note
+        )
         for run_id in tracker.reap():
             progress.note(f"run {run_id} was killed; its record says KILLED now")
         tags = identity.tags(inputs, plan, box_detected=config.box_was_detected(overrides))
@@ -88,9 +90,8 @@ def prepare_only(experiment: Experiment, overrides: Sequence[str], quiet: bool =
 
 def _show(record: dict[str, Any], tracker: Any) -> None:
     """Print the result. A reader that left, as in `| true`, changes nothing about the run."""
-    from orchestrator import table
-    from orchestrator.tracking import ui_command
+    from orchestrator import table, ui
 
     with console.to_a_reader_that_may_leave():
         table.show(record)
-        print(f"MLflow run {record['run_id']}; open the UI with:\n  {ui_command(tracker.directory)}", flush=True)
+        print(f"MLflow run {record['run_id']}; open the UI with:\n  {ui.how(tracker.directory)}", flush=True)

@@ -206,11 +206,13 @@ class Suite:
 
 @dataclass(frozen=True)
 class Paths:
-    """Where things are kept; None means the XDG default."""
+    """Where things are kept; None means the XDG default. `tracking_server` is the address of an MLflow server that gets
+    a copy of every run; None: there is none."""
 
     cache: str | None
     state: str | None
     tracking: str
+    tracking_server: str | None = None
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Recorded runs side by side, as a table; runs that measured different things are not put there."""
+"""Recorded runs side by side, as a table and as sides of a page; what cannot be paired gets no differences."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from orchestrator.records import Measurement
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from orchestrator.sides import Difference, Side
+
 SHORT = 8  # characters of a run's id that are shown
 
 
@@ -26,11 +28,15 @@ class Column:
 
 
 def read(entries: Sequence[Entry]) -> list[Column]:
-    """The runs with their records. Raises UsageError where they cannot be paired, with all the reasons."""
-    columns = [Column(entry, catalog.measurements(entry.artifacts)) for entry in entries]
+    """The runs with their records."""
+    return [Column(entry, catalog.measurements(entry.artifacts)) for entry in entries]
+
+
+def require_paired(columns: Sequence[Column]) -> None:
+    """Raises UsageError where the runs cannot be paired, with all the reasons."""
     if why := why_not(columns):
-        raise UsageError(f"these runs cannot be compared: {why[0]}", "\n".join(why[1:]))
-    return columns
+        others = [*why[1:], "`compare --unpaired` shows their numbers without differences"]
+        raise UsageError(f"these runs cannot be compared: {why[0]}", "\n".join(others))
 
 
 def why_not(columns: Sequence[Column]) -> list[str]:
@@ -39,7 +45,9 @@ def why_not(columns: Sequence[Column]) -> list[str]:
     for column in columns:
         entry = column.entry
         if entry.is_ab:
-            found.append(f"kind: {_name(entry)} is an A/B; compare two of its boots, or read `verdict {entry.run_id}`")
+            found.append(
+                f"kind: {_name(entry)} is an A/B; compare two of its boots, or it alone: compare {entry.run_id}"
+            )
         elif entry.tags.get("verdict") not in ("OK", None):
             found.append(f"verdict: {_name(entry)} is {entry.tags['verdict']} ({entry.tags.get('end_reason', '')})")
         elif entry.status != "FINISHED":
@@ -50,7 +58,7 @@ def why_not(columns: Sequence[Column]) -> list[str]:
             left, right = (c.entry.tags.get(tag, "unknown") for c in (first, column))
             if left != right:
                 found.append(f"{tag}: {left} and {right} of {pair}")
-        for bench in first.measurements.keys() & column.measurements.keys():
+        for bench in sorted(first.measurements.keys() & column.measurements.keys()):
             left, right = first.measurements[bench], column.measurements[bench]
             for what in ("config", "corpora"):
                 a, b = getattr(left, what), getattr(right, what)
@@ -65,26 +73,42 @@ def why_not(columns: Sequence[Column]) -> list[str]:
     return found
 
 
-def table(columns: Sequence[Column]) -> Table:
-    """A row for each metric that any run has: the values, and how far each is from the first run's, in percent."""
+def notes(columns: Sequence[Column]) -> list[str]:
+    """What one has to know of published results: where each is from, and what nobody wrote down."""
+    found = [
+        f"{_name(c.entry)}: {c.entry.tags.get('ledger.file', 'unknown file')}, lines "
+        f"{c.entry.tags.get('ledger.lines', 'unknown')}, {c.entry.tags.get('ledger.date', 'no date')}; "
+        f"{c.entry.tags.get('end_reason', '')}"
+        for c in columns
+        if c.entry.is_published
+    ]
+    if found:
+        found.append("of published results neither prompts, nor boots, nor the software stack are known to be the same")
+    return found
+
+
+def table(shown: Sequence[Side], differences: Sequence[Difference]) -> Table:
+    """A row for each metric that any run has: the values, and each against the first with its 95% interval."""
     from rich.table import Table
     from rich.text import Text
 
     made = Table(box=None, pad_edge=False, header_style="bold")
     made.add_column("metric", no_wrap=True)
-    for number, column in enumerate(columns):
-        made.add_column(Text(f"{column.entry.name}\n{column.entry.run_id[:SHORT]}"), justify="right")
-        if number:
-            made.add_column("against the first", justify="right")
-    names = dict.fromkeys(name for column in columns for name in column.entry.metrics)
-    for name in sorted(names):
-        base = columns[0].entry.metrics.get(name)
-        cells = [name]
-        for number, column in enumerate(columns):
-            value = column.entry.metrics.get(name)
+    paired = any(share is not None for difference in differences for share in difference.shares)
+    for number, side in enumerate(shown):
+        mark = "" if side.source == "measured" else f"\n{side.source}"
+        made.add_column(Text(f"{side.name}\n{side.first.run_id[:SHORT]}{mark}"), justify="right")
+        if number and paired:
+            made.add_column("against\nthe first", justify="right")
+            made.add_column("95% interval", justify="right")
+    for found in differences:
+        cells = [found.metric]
+        for number, value in enumerate(found.means):
             cells.append(labels.text(value))
-            if number:
-                cells.append("" if not base or value is None else f"{100 * (value / base - 1):+.2f}%")
+            if number and paired:
+                share, interval = found.shares[number], found.intervals[number]
+                cells.append("" if share is None else f"{100 * share:+.2f}%")
+                cells.append("" if interval is None else f"{100 * interval[0]:+.2f}% to {100 * interval[1]:+.2f}%")
         made.add_row(*map(Text, cells))
     return made
 

@@ -1,7 +1,8 @@
 """Runs in MLflow: what was served, what was measured, and every raw sample, in one directory.
 
-`<directory>/mlflow.db` is the database, `<directory>/artifacts/<run id>/artifacts` the files of a run. MLflow is
-imported at the first use and not before: it takes a second.
+`<directory>/mlflow.db` is the database, `<directory>/artifacts/<run id>/artifacts` the files of a run. Where there is a
+tracking server, it gets a copy of each run when the run begins and when it ends, never while something is measured.
+MLflow is imported at the first use and not before: it takes a second.
 """
 
 from __future__ import annotations
@@ -9,12 +10,11 @@ from __future__ import annotations
 import gzip
 import json
 import os
-import shlex
 import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
@@ -22,7 +22,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import unquote, urlparse
 
-from orchestrator import catalog, mlflow_store, owner
+from orchestrator import catalog, labels, mlflow_store, owner
+from orchestrator.mirror import Mirror, ServerError
+from orchestrator.mlflow_store import TrackingError
 from orchestrator.records import Measurement, to_jsonable, write_bytes, write_json
 
 if TYPE_CHECKING:
@@ -30,17 +32,31 @@ if TYPE_CHECKING:
 
 Status = Literal["FINISHED", "FAILED", "KILLED"]
 PARAM_LENGTH, TAG_LENGTH = 6000, 8000  # MLflow's limits in characters; beyond them it cuts without a word
+DIGEST_LENGTH = 36  # of a dataset's digest
 PARAMS_PER_CALL, METRICS_PER_CALL = 100, 1000
 GZIP_FROM_BYTES = 1_000_000
 GONE = "its process ended without closing the run"
 
 
 class Tracker:
-    """The runs of one experiment. Raises TrackingError where the store cannot be used."""
+    """The runs of one experiment. Raises TrackingError where the store cannot be used.
 
-    def __init__(self, directory: Path, experiment: str) -> None:
+    `server` is the address of a tracking server that gets copies; that it does not take one is told to `note` and stops
+    nothing. Raises UsageError where it is no address.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        experiment: str,
+        server: str | None = None,
+        note: Callable[[str], None] = lambda line: print(f"orchestrator: {line}", file=sys.stderr),
+    ) -> None:
         self.directory = directory
         self.experiment = experiment
+        self._mirror = Mirror(directory, server) if server else None
+        self._note = note
+        self._said = ""
         mlflow_store.probe(directory)
 
     def reap(self) -> list[str]:
@@ -54,7 +70,7 @@ class Tracker:
                 if (holder := owner_of(run.data.tags)) is None or holder.alive():
                     continue
                 reason = f"{GONE} (pid {holder.pid} on {holder.host})"
-                RunLog(self._client, self.directory, run.info.run_id, run.info.artifact_uri).finish("KILLED", reason)
+                self._run_log(run).finish("KILLED", reason)
                 reaped.append(run.info.run_id)
         return reaped
 
@@ -68,12 +84,13 @@ class Tracker:
         with mlflow_store.explained(mlflow_store.database(self.directory)):
             # The owner is in the same transaction as the run: one killed right here is found by `reap`.
             run = self._client.create_run(self._experiment_id, tags=owned | short, run_name=name)
-            log = RunLog(self._client, self.directory, run.info.run_id, run.info.artifact_uri)
+            log = self._run_log(run)
             fitted = [Param(key, log._fit("params", key, value, PARAM_LENGTH)) for key, value in params.items()]
             for at in range(0, len(fitted), PARAMS_PER_CALL):
                 self._client.log_batch(log.run_id, params=fitted[at : at + PARAMS_PER_CALL])
         for key in sorted(long):
             log.set_tag(key, tags[key])
+        self._upload(log.run_id)
         return log
 
     def resume(self, run_id: str) -> RunLog:
@@ -87,12 +104,27 @@ class Tracker:
     def log(self, run_id: str) -> RunLog:
         """Where to write more of a recorded run."""
         with mlflow_store.explained(mlflow_store.database(self.directory)):
-            return RunLog(self._client, self.directory, run_id, self._client.get_run(run_id).info.artifact_uri)
+            return self._run_log(self._client.get_run(run_id))
 
     def remove(self, run_id: str) -> None:
         """Mark the run as deleted; MLflow keeps it until its own garbage collection."""
         with mlflow_store.explained(mlflow_store.database(self.directory)):
             self._client.delete_run(run_id)
+
+    def _upload(self, run_id: str) -> None:
+        """Send the server what it lacks of this run and of those that have ended; what it does not take waits."""
+        if self._mirror is None:
+            return
+        try:
+            self._mirror.push(run_id)
+            self._said = ""
+        except (ServerError, TrackingError) as error:
+            if str(error) != self._said:
+                self._note(str(error))
+            self._said = str(error)
+
+    def _run_log(self, run: Any) -> RunLog:
+        return RunLog(self._client, self.directory, run.info.run_id, run.info.artifact_uri, self._upload)
 
     @cached_property
     def _client(self) -> MlflowClient:
@@ -105,7 +137,7 @@ class Tracker:
         if (found := self._client.get_experiment_by_name(self.experiment)) is None:
             try:
                 location = (self.directory / "artifacts").resolve().as_uri()
-                return self._client.create_experiment(self.experiment, artifact_location=location)
+                return self._client.create_experiment(self.experiment, location, mlflow_store.MODEL_RUNS)
             except MlflowException:  # another process made it in between; if not, the next line's error is the cause
                 if (found := self._client.get_experiment_by_name(self.experiment)) is None:
                     raise
@@ -126,15 +158,18 @@ class Tracker:
 class RunLog:
     """One run. Every method writes at once and raises TrackingError where it cannot."""
 
-    def __init__(self, client: MlflowClient, directory: Path, run_id: str, artifact_uri: str) -> None:
+    def __init__(
+        self, client: MlflowClient, directory: Path, run_id: str, artifact_uri: str, ended: Callable[[str], None]
+    ) -> None:
         self.run_id = run_id
         self.artifacts = _local(artifact_uri)
         self._client = client
+        self._ended = ended
         self._database = mlflow_store.database(directory)
 
     def log_measurement(self, measurement: Measurement) -> None:
-        """Metrics, the record as `measurements/<bench>.json`, its samples as `samples/<bench>.jsonl[.gz]`, its files
-        as `files/<bench>/<name>`.
+        """Metrics and their curves, the record as `measurements/<bench>.json`, its samples as
+        `samples/<bench>.jsonl[.gz]`, its files as `files/<bench>/<name>`, its corpora as datasets.
         """
         bench = measurement.bench
         lines = "".join(json.dumps(to_jsonable(sample)) + "\n" for sample in measurement.samples).encode()
@@ -147,15 +182,25 @@ class RunLog:
             self._write(f"files/{bench}/{name}", content)
         self.log_json(f"measurements/{bench}.json", to_jsonable(replace(measurement, samples=(), files={})))
         self.log_metrics(measurement.metrics)
+        self._log_corpora(measurement)
         if measurement.status == "invalid":
             self.set_tag(f"invalid.{bench}", measurement.reason)
 
     def log_metrics(self, metrics: Mapping[str, float], step: int = 0) -> None:
-        """Raises TrackingError that names the metric where MLflow refuses its name or value."""
+        """The metrics, and as curves those at places: `decode.ms_per_step.ctx512` is also a point of
+        `curve/decode.ms_per_step.by_ctx` at step 512, so that MLflow draws it against the context.
+
+        Raises TrackingError that names the metric where MLflow refuses its name or value.
+        """
         from mlflow.entities import Metric
 
         now_ms = int(time.time() * 1000)
         batch = [Metric(name, value, now_ms, step) for name, value in metrics.items()]
+        batch += [
+            Metric(f"{catalog.CURVE}{name}", value, now_ms, at)
+            for name, points in labels.curves(metrics).items()
+            for at, value in points
+        ]
         with self._explained():
             for at in range(0, len(batch), METRICS_PER_CALL):
                 self._client.log_batch(self.run_id, metrics=batch[at : at + METRICS_PER_CALL])
@@ -192,6 +237,22 @@ class RunLog:
             self.set_tag("end_reason", reason)
         with self._explained():
             self._client.set_terminated(self.run_id, status)
+        self._ended(self.run_id)
+
+    def _log_corpora(self, measurement: Measurement) -> None:
+        """Each text that was sent, as a dataset of MLflow, whose digest holds the beginning of the text's SHA-256."""
+        from mlflow.entities import Dataset, DatasetInput, InputTag
+
+        inputs = [
+            DatasetInput(
+                Dataset(name, sha256[:DIGEST_LENGTH], "sha256", json.dumps({"sha256": sha256})),
+                [InputTag("mlflow.data.context", measurement.bench)],
+            )
+            for name, sha256 in measurement.corpora.items()
+        ]
+        if inputs:
+            with self._explained():
+                self._client.log_inputs(self.run_id, inputs)
 
     def _fit(self, kind: str, name: str, value: str, limit: int) -> str:
         """The value, or its beginning and where the whole of it is."""
@@ -211,15 +272,6 @@ class RunLog:
     def _explained(self) -> Iterator[None]:
         with mlflow_store.explained(self._database):
             yield
-
-
-def ui_command(directory: Path) -> str:
-    """The command line that opens MLflow's UI on the store, on loopback, ready to paste."""
-    store = mlflow_store.uri(mlflow_store.database(directory))
-    artifacts = (directory / "artifacts").resolve().as_uri()
-    command = [sys.executable, "-m", "mlflow", "ui", "--backend-store-uri", store]
-    command += ["--default-artifact-root", artifacts, "--host", "127.0.0.1", "--port", "5000", "--workers", "1"]
-    return f"MLFLOW_DISABLE_TELEMETRY=true {shlex.join(command)}"
 
 
 def _owned() -> dict[str, str]:

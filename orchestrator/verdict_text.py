@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from typing import TYPE_CHECKING
 
@@ -37,6 +38,20 @@ def _show(verdict: Verdict, design: Design, run_id: str) -> None:
     again = f"`python -m orchestrator verdict {run_id}` computes this again from the records"
     out.print(Text(f"run {run_id}; {again}"), soft_wrap=True)
     sys.stdout.flush()
+
+
+def as_markdown(verdict: Verdict, design: Design) -> str:
+    """The verdict in a few lines, for the description of its run; what stands in reasons stays text."""
+    test = design.test
+    what = f"A/A of {test.a.name}" if test.kind == "floor" else f"{test.b.name} (b) against {test.a.name} (a)"
+    lines = [f"**{verdict.state}** {_escaped(what)}, gate {_escaped(verdict.gate)}", ""]
+    lines += [f"- {_escaped(reason)}" for reason in verdict.reasons]
+    return "\n".join([*lines, "", "Pictures and numbers: the artifact `report.html`."])
+
+
+def _escaped(text: str) -> str:
+    """Markdown and HTML as plain text."""
+    return re.sub(r"([\\`*_{}\[\]<>#|~])", r"\\\1", text)
 
 
 def table(verdict: Verdict) -> Table:

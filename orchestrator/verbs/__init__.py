@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from orchestrator.verbs import compare, decide, machine, serve
+from orchestrator.verbs import compare, decide, look, machine, serve
 from orchestrator.verbs.options import Options
 
 VERBS: dict[str, Callable[[Options], int]] = {
@@ -23,6 +23,8 @@ VERBS: dict[str, Callable[[Options], int]] = {
     "ledger list": compare.ledger_list,
     "ledger import": compare.ledger_import,
     "cases": decide.cases,
+    "ui": look.ui,
+    "sync": look.sync,
     "prod": machine.prod,
     "prod start": machine.prod_start,
     "prod stop": machine.prod_stop,
@@ -33,7 +35,7 @@ VERBS: dict[str, Callable[[Options], int]] = {
     "cache prune": machine.cache_prune,
 }
 READERS = frozenset(  # what they print is all that they do
-    {"plan", "prod", "cache", "cache list", "compare", "list", "floor", "ledger", "ledger list"}
+    {"plan", "prod", "cache", "cache list", "list", "floor", "ledger", "ledger list"}
 )
 SECOND_WORDS = {
     first: tuple(verb.split()[1] for verb in VERBS if verb.startswith(f"{first} "))
@@ -51,4 +53,5 @@ OWNERS: dict[str, tuple[str, ...]] = {  # an option -> the verbs that have it; o
     "resume": ("ab",),
     "power": ("ab",),
     "all": ("list",),
+    "unpaired": ("compare",),
 }

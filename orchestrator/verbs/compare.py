@@ -10,6 +10,7 @@ from orchestrator.errors import OrchestratorError, UsageError
 from orchestrator.verbs.options import Options
 
 if TYPE_CHECKING:
+    from orchestrator.catalog import Entry
     from orchestrator.schema import ABTest, Paths
 
 
@@ -102,13 +103,52 @@ def _children(directory: Path, run_id: str) -> list[str]:
 
 
 def compare(options: Options) -> int:
-    from orchestrator import catalog, console, side_by_side
+    from orchestrator import catalog, config, console, floors, paired_report, side_by_side, sides
 
-    ids, paths = _ids(options, "compare takes two runs or more, as in `compare RUN_ID RUN_ID`", 2, None)
-    console.stdout().print(
-        side_by_side.table(side_by_side.read([catalog.find(Path(paths.tracking), run_id) for run_id in ids]))
-    )
+    usage = "compare takes two runs or more, as in `compare RUN_ID RUN_ID`, or one A/B"
+    ids, paths = _ids(options, usage, 1, None)
+    directory = Path(paths.tracking)
+    entries = [catalog.find(directory, run_id) for run_id in ids]
+    if len(entries) == 1:
+        return _compare_ab(directory, entries[0], usage)
+    columns = side_by_side.read(entries)
+    why = side_by_side.why_not(columns) if options.unpaired else []
+    if not options.unpaired:
+        side_by_side.require_paired(columns)
+    first = entries[0].tags
+    known = floors.load(config.state_dir(paths), first.get("box", "unknown"), first.get("stack", "unknown"))
+    shown = sides.of_runs(entries, [column.measurements for column in columns])
+    found = sides.differences(shown, known, paired_up=not why)
+    console.stdout().print(side_by_side.table(shown, found))
+    notes = [*(f"not paired: {reason}" for reason in why), *side_by_side.notes(columns)]
+    for note in notes:
+        print(f"- {note}")
+    html = paired_report.render(shown, floors=known, notes=notes, paired_up=not why)
+    print(f"report: {_write_report(directory, [entry.run_id for entry in entries], html)}")
     return 0
+
+
+def _compare_ab(directory: Path, entry: Entry, usage: str) -> int:
+    """The arms of an A/B side by side: its report once more, from its records alone."""
+    from orchestrator import attempts, paired_report, verdict_text
+
+    if not entry.is_ab or entry.tags.get("kind") == "sweep":
+        raise UsageError(f"{usage}; run {entry.run_id} is neither")
+    verdict = attempts.recomputed(directory, entry)
+    verdict_text.show(verdict, attempts.read_design(entry), entry.run_id)
+    html = paired_report.of_ab(directory, entry, verdict)
+    print(f"report: {_write_report(directory, [entry.run_id], html)}")
+    return 0
+
+
+def _write_report(directory: Path, run_ids: list[str], html: str) -> Path:
+    from orchestrator import mlflow_store
+    from orchestrator.records import write_bytes
+
+    path = (directory / "reports" / f"compare-{'-'.join(run_id[:8] for run_id in run_ids[:4])}.html").resolve()
+    with mlflow_store.explained(path):
+        write_bytes(path, html.encode())
+    return path
 
 
 def list_runs(options: Options) -> int:
@@ -158,7 +198,7 @@ def ledger_import(options: Options) -> int:
 
     _, paths = _ids(options, "ledger import takes no run", 0, 0)
     sources = ledger.read(shipped.experiments_dir() / "ledger")
-    done = ledger.import_all(sources, Tracker(Path(paths.tracking), ledger.EXPERIMENT))
+    done = ledger.import_all(sources, Tracker(Path(paths.tracking), ledger.EXPERIMENT, paths.tracking_server))
     counts = f"{len(done.added)} added, {len(done.replaced)} replaced, {len(done.unchanged)} there already"
     print(f"published results: {counts}; in MLflow they are the experiment {ledger.EXPERIMENT}")
     return 0

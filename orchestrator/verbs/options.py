@@ -23,3 +23,4 @@ class Options:
     resume: str | None = None
     power: bool = False
     all: bool = False
+    unpaired: bool = False

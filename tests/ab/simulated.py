@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -33,6 +33,11 @@ SUITE = Suite(
         "prefill": {"lengths_tokens": [256], "runs": 1, "warmup_runs": 0},
     },
 )
+SERVER_LOG = """\
+INFO [simulated] this log was written by a test, no server ran
+INFO [kv_cache_utils.py:1] GPU KV cache size: 1,000 tokens
+INFO [monitor.py:2] torch.compile took 1.00 s in total
+"""
 GATE = Gate(
     name="simulated",
     criteria={
@@ -60,6 +65,7 @@ class World:
     sd: float = 0.002
     fault: Callable[[Slot, int], str] = lambda slot, attempt: ""
     not_ready: int = 0  # how often `make_ready` fails
+    also: Callable[[Slot], Sequence[Measurement]] = lambda slot: ()  # measured besides what the gate asks for
     boots_fd: int | None = None  # told of every boot that begins
     made: list[str] = field(default_factory=list)  # the boots of this process, by slot
 
@@ -133,6 +139,9 @@ class Simulated:
             log.log_measurement(
                 self._measurement(name, metric, slot, "all 3 requests failed" if fault == "bench" else "")
             )
+        for measurement in self.world.also(slot):
+            log.log_measurement(measurement)
+        log.log_text(f"boots/{boot.nonce}-measured/server.log", SERVER_LOG)
         log.set_tag("verdict", "INVALID" if fault else "OK")
         log.finish("FINISHED", fault)
 

@@ -25,7 +25,7 @@ def test_the_first_run_prepares_measures_and_says_where_its_record_is(first_run,
     assert "quantize smollm2-135m-instruct to int5: done" in first_run.stderr
     assert "no KL reference" in first_run.stderr and "warmup boot of int5_i8_pg_zpe: done" in first_run.stderr
     (run,) = machine.runs()
-    assert run.info.run_id in first_run.stdout and "mlflow ui" in first_run.stdout
+    assert run.info.run_id in first_run.stdout and "orchestrator ui" in first_run.stdout
     assert "Time per step" in first_run.stdout and "Mean KL" in first_run.stdout
 
 

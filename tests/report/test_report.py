@@ -9,10 +9,10 @@ from dataclasses import replace
 from html.parser import HTMLParser
 from itertools import pairwise
 
-import madeup
 import pytest
 
 from orchestrator import report
+from tests.report import madeup
 
 
 class Page(HTMLParser):

@@ -6,10 +6,10 @@ import io
 import sys
 from dataclasses import replace
 
-import madeup
 from rich.console import Console
 
 from orchestrator import labels, table
+from tests.report import madeup
 
 
 def printed(measurements, boots, width: int = 110, **options) -> str:

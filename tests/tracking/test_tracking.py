@@ -8,15 +8,12 @@ import json
 import os
 import re
 import resource
-import shlex
 import signal
-import socket
 import sqlite3
 import subprocess
 import sys
 import textwrap
 import time
-import urllib.request
 from pathlib import Path
 
 import pytest
@@ -24,7 +21,7 @@ import pytest
 from orchestrator import catalog, mlflow_store, tracking
 from orchestrator.mlflow_store import TrackingError
 from orchestrator.records import Measurement
-from orchestrator.tracking import Tracker, ui_command
+from orchestrator.tracking import Tracker
 
 
 def measurement(bench: str = "decode", **changes) -> Measurement:
@@ -320,40 +317,6 @@ def test_importing_the_module_does_not_import_mlflow():
         "import sys, orchestrator.tracking; print([m for m in ('mlflow', 'sqlalchemy', 'pandas') if m in sys.modules])"
     )
     assert child(script).communicate()[0] == "[]\n"
-
-
-def test_the_ui_command_opens_this_store(store):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = ui_command(store)
-    assert "--host 127.0.0.1" in command
-    command = re.sub(r"--port \d+", f"--port {port}", command)
-    server = subprocess.Popen(
-        ["/bin/sh", "-c", f"exec env {command}"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        deadline = time.monotonic() + 60
-        url = f"http://127.0.0.1:{port}/api/2.0/mlflow/experiments/get-by-name?experiment_name=cpu"
-        while True:
-            assert server.poll() is None, server.stdout.read()
-            assert time.monotonic() < deadline
-            with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=5) as answer:
-                assert json.load(answer)["experiment"]["name"] == "cpu"
-                break
-            time.sleep(0.2)
-    finally:
-        os.killpg(server.pid, signal.SIGKILL)
-        server.wait()
-
-
-def test_the_ui_command_quotes_what_a_shell_would_split(tmp_path):
-    words = shlex.split(ui_command(tmp_path / "a b"))
-    assert f"sqlite:///{tmp_path}/a b/mlflow.db" in words
 
 
 # Failures
