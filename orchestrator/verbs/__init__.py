@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from orchestrator.verbs import compare, decide, machine, serve
+from orchestrator.verbs import compare, decide, machine, promote, serve
 from orchestrator.verbs.options import Options
 
 VERBS: dict[str, Callable[[Options], int]] = {
@@ -23,7 +23,11 @@ VERBS: dict[str, Callable[[Options], int]] = {
     "ledger list": compare.ledger_list,
     "ledger import": compare.ledger_import,
     "cases": decide.cases,
+    "promote": promote.promote,
+    "rollback": promote.rollback,
     "prod": machine.prod,
+    "prod history": promote.history,
+    "prod sync": promote.sync,
     "prod start": machine.prod_start,
     "prod stop": machine.prod_stop,
     "guard": machine.guard,
@@ -33,7 +37,7 @@ VERBS: dict[str, Callable[[Options], int]] = {
     "cache prune": machine.cache_prune,
 }
 READERS = frozenset(  # what they print is all that they do
-    {"plan", "prod", "cache", "cache list", "compare", "list", "floor", "ledger", "ledger list"}
+    {"plan", "prod", "prod history", "cache", "cache list", "compare", "list", "floor", "ledger", "ledger list"}
 )
 SECOND_WORDS = {
     first: tuple(verb.split()[1] for verb in VERBS if verb.startswith(f"{first} "))
@@ -43,7 +47,11 @@ OWNERS: dict[str, tuple[str, ...]] = {  # an option -> the verbs that have it; o
     "json": ("plan", "list", "verdict"),
     "diff": ("plan",),
     "multirun": ("run",),
-    "now": ("prod stop",),
+    "now": ("prod stop", "promote", "rollback"),
+    "force": ("promote", "rollback"),
+    "reason": ("promote", "rollback"),
+    "units": ("promote", "rollback"),
+    "to": ("rollback",),
     "watch": ("guard",),
     "older_than": ("cache prune",),
     "keep": ("cache prune",),

@@ -23,3 +23,7 @@ class Options:
     resume: str | None = None
     power: bool = False
     all: bool = False
+    force: bool = False
+    reason: str = ""
+    to: float | None = None
+    units: str | None = None
