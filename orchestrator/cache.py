@@ -157,7 +157,7 @@ def _prod_paths(state: Path) -> dict[Path, str]:
         prod = slot.load(state, box)
         if prod is None:
             continue
-        needed |= {path: f"prod of box {box}" for path in [slot.directory(state, prod).resolve(), *_needed(prod.plan)]}
+        needed |= dict.fromkeys([slot.directory(state, prod).resolve(), *_needed(prod.plan)], f"prod of box {box}")
     for box in promotions.boxes(state):
         before = promotions.predecessor(promotions.read(state, box))
         for path in _needed(before.target.plan) if before else ():

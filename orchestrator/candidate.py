@@ -55,6 +55,8 @@ def of_ab(directory: Path, entry: Entry, machine: Machine, current: Slot | None)
         tagged = f" (its record says {said})" if said not in (verdict.state, "none") else ""
         why = f": {verdict.reasons[0]}" if verdict.reasons else ""
         objections.append(f"verdict: {verdict.state}, computed again from the records{tagged}{why}")
+    if entry.tags.get("source") != "measured":
+        objections.append(f"verdict: its numbers are {entry.tags.get('source', 'of no known source')}, not measured")
     if not boots:
         objections.append(f"verdict: no boot of {design.test.b.name} is recorded, so nothing is known of it")
     objections += _changed(boots, plan)
@@ -142,7 +144,6 @@ def _on_prod_port(judged: Box, machine: Machine, current: Slot | None) -> Box:
         raise UsageError(f"the A/B is of box {judged.name}, this is {machine.box.name}; add box={judged.name}")
     port = current.plan.port if current else machine.box.prod_port or machine.box.port
     return replace(judged, port=port, prod_port=port, drain_timeout_s=machine.box.drain_timeout_s)
-
 
 
 def _shown(value: str | None) -> str:

@@ -40,7 +40,8 @@ verbs
   prod      show what serves as prod on each box; `prod start +variant=NAME` fills the slot of a box and serves it,
             `prod stop` drains, stops and empties it, `prod history` shows what served, `prod sync` copies that to
             MLflow again
-  guard     one pass: end what killed runs left, bring back prod that should serve (a timer is in systemd/)
+  guard     one pass: end what killed runs and promotions left, bring back prod that should serve; `guard --units DIR`
+            writes systemd units that make a pass every minute
   doctor    what this machine has and lacks, with the command that mends each
   cache     list what is cached; `cache prune` removes what is not used any more
 
@@ -73,7 +74,7 @@ options
   --force --reason WHY
                      promote, rollback: in spite of what stands against it, which is recorded with the reason
   --to N             rollback: to what entry N of the history served
-  --units DIR        promote, rollback: write systemd units for the guard, which keeps prod up, into DIR
+  --units DIR        guard, promote, rollback: write systemd units for the guard into DIR
   --watch SECONDS    guard: a pass every so often, until stopped
   --older-than DAYS  cache prune: what was not used for so long (default: 30, without --keep)
   --keep N           cache prune: never the N most recently used of a kind

@@ -11,7 +11,20 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from orchestrator import devices, engines, inputs, journal, lease, owner, prod_server, promote, promoted, promotion, promotions, slot
+from orchestrator import (
+    devices,
+    engines,
+    inputs,
+    journal,
+    lease,
+    owner,
+    prod_server,
+    promote,
+    promoted,
+    promotion,
+    promotions,
+    slot,
+)
 from orchestrator.boot import check_port
 from orchestrator.errors import OrchestratorError, UsageError
 from orchestrator.inputs import Inputs

@@ -97,9 +97,7 @@ def _serve_again(prod: Slot, state: Path, progress: Progress) -> Slot:
     return boot(prod, state, progress)
 
 
-def come_up(
-    prod: Slot, state: Path, progress: Progress, keep: Callable[[Path, Slot], None]
-) -> tuple[Slot, Server]:
+def come_up(prod: Slot, state: Path, progress: Progress, keep: Callable[[Path, Slot], None]) -> tuple[Slot, Server]:
     """Start the slot's plan under a new nonce and wait until it is healthy; `keep` puts the slot on disk.
 
     The nonce is on disk before the server starts. Raises BootError, with nothing left running, where it does not

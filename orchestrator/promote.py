@@ -160,7 +160,9 @@ def copy_to_mlflow(state: Path, box: str, tracking: Path, progress: Progress) ->
         for run_id in copied.unknown:
             progress.note(f"MLflow's run {run_id} is an entry that the ledger of box {box} has lost")
     except TrackingError as error:
-        progress.note(f"MLflow has no copy of the last promotion ({error}); `python -m orchestrator prod sync` makes it")
+        progress.note(
+            f"MLflow has no copy of the last promotion ({error}); `python -m orchestrator prod sync` makes it"
+        )
 
 
 def _try(p: Promotion, state: Path, cache: Path, progress: Progress, now: bool) -> Promotion:

@@ -50,7 +50,7 @@ OWNERS: dict[str, tuple[str, ...]] = {  # an option -> the verbs that have it; o
     "now": ("prod stop", "promote", "rollback"),
     "force": ("promote", "rollback"),
     "reason": ("promote", "rollback"),
-    "units": ("promote", "rollback"),
+    "units": ("guard", "promote", "rollback"),
     "to": ("rollback",),
     "watch": ("guard",),
     "older_than": ("cache prune",),

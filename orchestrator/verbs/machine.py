@@ -36,10 +36,15 @@ def prod_stop(options: Options) -> int:
 
 
 def guard(options: Options) -> int:
-    from orchestrator import config, prod
+    from pathlib import Path
+
+    from orchestrator import config, prod, units
     from orchestrator.progress import Progress
 
     state = config.state_dir(config.load_machine(options.overrides).paths)
+    if options.units is not None:
+        print(units.written(Path(options.units), state))
+        return 0
     while True:
         outcomes = prod.guard(state, Progress(quiet=options.quiet))
         for outcome in outcomes:

@@ -47,6 +47,8 @@ def rollback(options: Options) -> int:
     box, state = machine.box.name, config.state_dir(machine.paths)
     with promote.held(state, box, "rollback", Progress(quiet=options.quiet)) as current:
         entries = promote.ledger_of(state, box, current)
+        if options.to is not None and options.to != int(options.to):
+            raise UsageError(f"--to {options.to:g}: entries have whole numbers; `prod history` shows them")
         if options.to is not None:
             chosen = promotions.numbered(entries, int(options.to), box)
         elif (chosen := promotions.predecessor(entries)) is None:
@@ -56,7 +58,7 @@ def rollback(options: Options) -> int:
 
 
 def _conduct(kind, found, current, machine: Machine, options: Options) -> None:
-    from orchestrator import config, promote, prod_server, slot, units
+    from orchestrator import config, prod_server, promote, slot, units
     from orchestrator.progress import Progress
 
     state, cache = config.state_dir(machine.paths), config.cache_dir(machine.paths)
