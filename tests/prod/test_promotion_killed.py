@@ -1,4 +1,4 @@
-"""SIGKILL of the orchestrator after each act of a promotion, with stub servers, each followed by a pass of the guard."""
+"""SIGKILL of the orchestrator after each act of a promotion, with stub servers; the guard makes a pass after each."""
 
 from __future__ import annotations
 
