@@ -7,6 +7,7 @@ server that is not the judged one (cold, throttled, another plan), not a differe
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,6 +31,7 @@ FAMILIES = {  # metric without its place -> (bench, the parameter that has the p
 PLACES = 2  # of each family, the shortest
 MARGIN = 0.05  # share by which one boot may be slower than the verdict's, where their spread allows no more
 TAIL = 0.001  # one-sided chance that a boot like the others is slower than the limit, by their spread
+LOG_WAIT_S = 10
 TRIES = 3  # prod's clients are served meanwhile; a slow server is slow in all of them
 SMOKE = {"max_tokens": 32, "contexts_tokens": [], "depths": [], "thinking": "off", "max_error_share": 0.0}
 
@@ -140,11 +142,14 @@ def check(
 
 
 def _evidence(prod: Slot, server: Server, directory: Path) -> str:
-    from orchestrator import engines
+    from orchestrator import engines, evidence
     from orchestrator.boot import inspected
     from orchestrator.records import Boot
 
     log_path = str(directory / engines.LOG_NAME)
+    deadline = time.monotonic() + LOG_WAIT_S
+    while evidence.kv_tokens(Path(log_path).read_text(errors="replace")) is None and time.monotonic() < deadline:
+        time.sleep(0.1)  # a container's log is followed, and comes a little later than its health
     boot = Boot(prod.nonce, "measured", prod.plan.fingerprint, "warm", prod.since_utc, log_path=log_path)
     found = inspected(prod.plan, boot, server, directory)
     if found.status != "ok":

@@ -85,10 +85,12 @@ def of_ab(directory: Path, entry: Entry, machine: Machine, current: Slot | None)
     return Candidate(target, tuple(objections), tuple(notes))
 
 
-def served_before(target: Target) -> Candidate:
+def served_before(target: Target, current: Slot | None) -> Candidate:
     """A target of the ledger. Raises UsageError where it cannot be started any more."""
     _require_servable(target.plan)
     objections = [f"checkpoint: {target.plan.checkpoint.path}: {damage}"] if (damage := _damage(target.plan)) else []
+    if current is not None and current.plan.port != target.plan.port:
+        objections.append(f"port: it served on {target.plan.port}, prod's clients are on {current.plan.port}")
     return Candidate(target, tuple(objections))
 
 

@@ -12,6 +12,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from orchestrator import (
+    candidate,
     devices,
     engines,
     inputs,
@@ -44,6 +45,14 @@ class Outcome:
 
     line: str
     ok: bool
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where a rollback finds what it needs besides the state directory."""
+
+    cache: Path
+    tracking: Path
 
 
 @contextmanager
@@ -174,8 +183,11 @@ def show(state: Path) -> str:
     return "\n".join(lines) or "no prod slot is filled; fill one with `python -m orchestrator prod start +variant=NAME`"
 
 
-def guard(state: Path, progress: Progress) -> list[Outcome]:
-    """One pass: end what killed runs left, and bring back every prod that should serve and that no live run owes."""
+def guard(state: Path, progress: Progress, places: Places | None = None) -> list[Outcome]:
+    """One pass: end what killed runs left, and bring back every prod that should serve and that no live run owes.
+
+    With `places`, a prod that is given up makes way for its predecessor where its box declares that.
+    """
     outcomes = [Outcome(line, True) for line in journal.reap(state)]
     for box in sorted({*slot.boxes(state), *promotion.boxes(state)}):
         try:
@@ -201,6 +213,8 @@ def guard(state: Path, progress: Progress) -> list[Outcome]:
                 if given_up and not prod_server.is_healthy(current):
                     prod_server.end(current)
                     outcomes.append(Outcome(_given_up(current, state), False))
+                    if places and current.box.when_prod_fails == "rollback":
+                        outcomes.append(Outcome(_rolled_back(current, state, places, progress), False))
                     continue
                 why = [Outcome(f"prod of box {box}: {taken}", True)] if taken else []
                 outcomes += [*why, Outcome(prod_server.bring_back(current, state, progress), True)]
@@ -230,6 +244,24 @@ def _early_ends(prod: Slot) -> int:
         return prod.early_ends
     early = prod.healthy_utc and datetime.now(UTC) - datetime.fromisoformat(prod.healthy_utc) < EARLY
     return prod.early_ends + 1 if early else 0
+
+
+def _rolled_back(prod: Slot, state: Path, places: Places, progress: Progress) -> str:
+    """The predecessor serves in place of a prod that was given up; returns the line that says so.
+
+    Raises OrchestratorError where there is none, where it was tried before, or where it does not come up.
+    """
+    entries = promote.ledger_of(state, prod.box.name, prod)
+    before, current = promotions.predecessor(entries), promotions.serving(entries)
+    tried = any(entry.kind == "rollback" and entry.number >= current.number for entry in entries)
+    if before is None or tried or promotion.path_of(state, prod.box.name).exists():
+        why = "a rollback was tried" if before else "nothing served before it"
+        raise promote.Refused(f"prod of box {prod.box.name} is not rolled back: {why}; a person has to look")
+    found = candidate.served_before(before.target, prod)
+    new = promote.begun("rollback", found, prod, "", str(places.tracking))
+    entry = promote.conduct(new, state, places.cache, progress)
+    now = slot.load(state, prod.box.name)
+    return f"{prod_server.line('serves', now)} again, by when_prod_fails; {promote.said(entry)}"
 
 
 def _given_up(prod: Slot, state: Path) -> str:

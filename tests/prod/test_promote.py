@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import pytest
 
-from orchestrator import prod, prod_server, promote, promoted, promotion, promotions, slot
+from orchestrator import candidate, prod, prod_server, promote, promoted, promotion, promotions, slot
 from orchestrator.engines.process import processes_of
 from tests.prod.conftest import QUIET
 from tests.prod.promoting import (
@@ -114,6 +114,7 @@ def test_what_serves_already_is_not_promoted_again(site):
         promotion_to(site, target(site, "int4"))
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_prod_that_does_not_drain_serves_on_and_the_ledger_has_the_attempt(site):
     from tests.prod.test_displacement import ask
 
@@ -182,6 +183,29 @@ def test_a_candidate_that_was_promoted_and_does_not_come_up_again_is_status_1_an
     (outcome,) = prod.guard(site.state, QUIET)
     assert outcome.ok and "promote of int5 was cut off and is moved" in outcome.line
     assert at_rest(site) and site.slot().plan.variant == "int5"
+
+
+def test_a_prod_that_is_given_up_makes_way_for_the_one_before_it_once_and_where_the_box_says_so(site, monkeypatch):
+    monkeypatch.setattr(candidate, "_require_servable", lambda _: None)
+    monkeypatch.setattr(candidate, "_damage", lambda _: "")
+    places = prod.Places(site.root, site.root / "tracking")
+    serve(site)
+    to = target(site, "int5")
+    conduct(site, replace(to, box=replace(to.box, when_prod_fails="rollback")))
+
+    def given_up() -> list[prod.Outcome]:
+        prod_server.end(site.slot())
+        slot.save(site.state, replace(site.slot(), failed_boots=prod.MAX_FAILED_BOOTS))
+        return prod.guard(site.state, QUIET, places)
+
+    what, then = given_up()
+    assert "(int5) did not come up 3 times in a row and is not tried again" in what.line
+    assert "serves int4 at" in then.line and "again, by when_prod_fails" in then.line and at_rest(site)
+    assert ledger(site)[-1].kind == "rollback"
+    slot.save(site.state, replace(site.slot(), box=replace(site.slot().box, when_prod_fails="rollback")))
+    what, then = given_up()
+    assert "(int4) did not come up" in what.line and "a rollback was tried; a person has to look" in then.line
+    assert not site.healthy() and len(ledger(site)) == 3
 
 
 def test_traffic_before_during_and_after(site):
