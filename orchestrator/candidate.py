@@ -96,7 +96,7 @@ def served_before(target: Target, current: Slot | None) -> Candidate:
 
 def changes(judged: dict[str, Any], now: ServePlan) -> list[str]:
     """Field, value then and value now for each in which two servers differ; the port is none."""
-    before, after = arms.flat(judged), arms.flat(to_jsonable(now))
+    before, after = (arms.flat(json.loads(json.dumps(one, sort_keys=True))) for one in (judged, to_jsonable(now)))
     return [
         f"{name}: was {_shown(before.get(name))}, is {_shown(after.get(name))} now"
         for name in arms.differences(before, after)

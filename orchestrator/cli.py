@@ -115,7 +115,7 @@ def parse(arguments: Sequence[str]) -> Options:
                 raise UsageError("--resume wants the id of an A/B's run; `python -m orchestrator list` shows them")
         elif word in texts:
             values[texts[word]] = next(remaining, "")
-            if not values[texts[word]].strip() or values[texts[word]].startswith("--"):
+            if re.fullmatch(r"\s*|--.*|[+\w.@]+=\S*", values[texts[word]]):  # nothing, an option, an override
                 raise UsageError(f"{word} wants a text after it; see --help")
         elif word in numbers:
             values[numbers[word]] = _number(word, next(remaining, ""))

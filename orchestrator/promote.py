@@ -12,13 +12,14 @@ from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from orchestrator import (
     canary,
     compile_cache,
     devices,
     engines,
+    interrupts,
     journal,
     lease,
     owner,
@@ -112,7 +113,8 @@ def conduct(new: Promotion, state: Path, cache: Path, progress: Progress, now: b
         if not isinstance(error, OrchestratorError):
             raise  # an interrupt, or a defect, which keeps its traceback
         raise NotPromoted(f"{new.what} failed: {error}; {_serves(state, new.box)}", error.detail) from error
-    return settle(promotion.advanced(state, made, "moving"), state, progress)
+    with interrupts.once(held=True):  # it is decided; what is left takes no time
+        return settle(promotion.advanced(state, made, "moving"), state, progress)
 
 
 def settle(found: Promotion, state: Path, progress: Progress) -> Entry:
@@ -196,7 +198,7 @@ def _forward(p: Promotion, state: Path, progress: Progress) -> Entry:
         prod_server.keep_up(p.candidate)
         slot.save(state, p.candidate)
         current = p.candidate
-    progress.note(prod_server.bring_back(current, state, progress))
+    prod_server.bring_back(current, state, progress)
     return _close(p, "moved", p.reason, p.gap_s, state, progress)
 
 
@@ -216,7 +218,8 @@ def _back(p: Promotion, state: Path, progress: Progress) -> Entry:
 def _close(
     p: Promotion, outcome: promotions.Outcome, reason: str, gap_s: float | None, state: Path, progress: Progress
 ) -> Entry:
-    new = _entry(p.kind, outcome, p.box, p.target, p.candidate.by, p.id, reason, p.forced, p.checks, gap_s)
+    proven = {"reason": reason, "forced": p.forced, "checks": p.checks, "gap_s": gap_s}
+    new = _entry(p.kind, outcome, p.box, p.target, p.candidate.by, id=p.id, **proven)
     made = promotions.append(state, new)
     copy_to_mlflow(state, p.box, Path(p.tracking), progress)
     promotion.remove(state, p.box)
@@ -224,31 +227,11 @@ def _close(
 
 
 def _entry(
-    kind: promotions.Kind,
-    outcome: promotions.Outcome,
-    box: str,
-    target: Target | None,
-    by: str,
-    id: str = "",
-    reason: str = "",
-    forced: tuple[str, ...] = (),
-    checks: tuple[str, ...] = (),
-    gap_s: float | None = None,
+    kind: promotions.Kind, outcome: promotions.Outcome, box: str, target: Target | None, by: str, **more: Any
 ) -> Entry:
-    return Entry(
-        number=0,
-        id=id or secrets.token_hex(8),
-        at_utc=_now(),
-        box=box,
-        kind=kind,
-        outcome=outcome,
-        target=target,
-        by=by,
-        reason=reason,
-        forced=forced,
-        checks=checks,
-        gap_s=gap_s,
-    )
+    """`more` are the other fields of an entry, where they are not its defaults."""
+    values = {"id": secrets.token_hex(8), **more}
+    return Entry(0, at_utc=_now(), box=box, kind=kind, outcome=outcome, target=target, by=by, **values)
 
 
 def slot_or_none(state: Path, box: str) -> Slot | None:
@@ -304,7 +287,8 @@ def abandon(state: Path, box: str, progress: Progress) -> None:
     if found.candidate.nonce:
         prod_server.end(found.candidate)
     why = f"cut off while {found.step}, and prod was stopped by hand"
-    promotions.append(state, _entry(found.kind, "restored", box, found.target, owner.user(), found.id, why))
+    new = _entry(found.kind, "restored", box, found.target, owner.user(), id=found.id, reason=why)
+    promotions.append(state, new)
     promotion.remove(state, box)
 
 
