@@ -20,7 +20,6 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from orchestrator import (
     canary,
     config,
-    corpora,
     engines,
     mlflow_store,
     prod,
@@ -105,9 +104,7 @@ def main(root: Path, port: int) -> None:
     mlflow_store.connect(root / "tracking")  # imports MLflow, and makes an empty store
     site, quiet = site_at(root, port), Progress(quiet=True)
     prod_server.POLL_S = 0.02
-    prose = corpora.Corpora(root).prose()
-    few = replace(prose, text="\n\n".join(prose.text.split("\n\n")[:3]))
-    corpora.Corpora.prose = lambda _: few
+    promoting.shorten_prose(setattr)
     promoting.serve(site, "plan0")
     told = []
     for number, (module, name, call) in enumerate((*ACTS, *RESTORING), 1):

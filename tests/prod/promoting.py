@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from orchestrator import prod_server, promote, promotion, promotions, slot
+from orchestrator import corpora, prod_server, promote, promotion, promotions, slot
 from orchestrator.canary import Canary, Expected
 from orchestrator.candidate import Candidate
 from orchestrator.plan import ServePlan
@@ -18,6 +19,13 @@ ENGINE = replace(SHORT, ready_timeout_s=120)  # this machine may be busy
 NUMBER, WORST_MS = "prefill.ttft_ms.len16", 200.0
 PREFILL = {"lengths_tokens": [16], "runs": 1, "warmup_runs": 0, "max_client_lag_p99_ms": 1e6}
 CANARY = Canary({"prefill": PREFILL}, 1, (Expected(NUMBER, 2.0, WORST_MS, 4),))
+
+
+def shorten_prose(patch: Callable[[object, str, object], None]) -> None:
+    """Three paragraphs of the canary's text: a stub's tokenizer is asked for each of them."""
+    prose = corpora.Corpora(Path("/nowhere")).prose()
+    few = replace(prose, text="\n\n".join(prose.text.split("\n\n")[:3]))
+    patch(corpora.Corpora, "prose", lambda _: few)
 
 
 def plan(site, variant: str, *arguments: str) -> ServePlan:

@@ -20,6 +20,7 @@ from orchestrator.stats.floor import Floor
 from tests.ab.conftest import empty_store, new_world  # noqa: F401
 from tests.ab.simulated import METRIC, SUITE, Simulated, World
 from tests.prod.conftest import STUB
+from tests.prod.promoting import shorten_prose
 from tests.prod.test_verbs import PYTHON
 
 SLOW_CLIENT = {"max_client_lag_p99_ms": 1e6}  # this machine may be busy
@@ -43,6 +44,7 @@ class Promotable:
 
     def __init__(self, world: World, monkeypatch, source: str = "measured") -> None:
         self.world = world
+        shorten_prose(monkeypatch.setattr)
         tags = Simulated.tags
         monkeypatch.setattr(Simulated, "tags", lambda self, arm: {**tags(self, arm), "source": source})
         monkeypatch.setattr(inputs, "gather", world.gather)

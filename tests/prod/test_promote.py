@@ -22,13 +22,16 @@ from tests.prod.promoting import (
     plan,
     promotion_to,
     serve,
+    shorten_prose,
     target,
 )
 
 
 @pytest.fixture(autouse=True)
-def no_mlflow(monkeypatch):
-    """MLflow's copy has tests of its own; importing it takes seconds."""
+def quick(monkeypatch):
+    """MLflow's copy has tests of its own, and importing it takes seconds."""
+    shorten_prose(monkeypatch.setattr)
+    monkeypatch.setattr(prod_server, "POLL_S", 0.05)
     monkeypatch.setattr(promote, "copy_to_mlflow", lambda *_: None)
 
 
