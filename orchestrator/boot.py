@@ -77,7 +77,7 @@ def serving(plan: ServePlan, engine: Engine, purpose: str, state: Path) -> Itera
             started = time.monotonic()
             server = engines.start(plan, engine, argv, env, nonce, directory, labels)
             max_len = _wait_ready(plan, server, name, log_path, engine.ready_timeout_s, kernel, secrets)
-            boot = _inspect(plan, replace(boot, boot_s=time.monotonic() - started), server, directory)
+            boot = inspected(plan, replace(boot, boot_s=time.monotonic() - started), server, directory)
             running = Running(Target(f"http://{plan.host}:{plan.port}", name, max_len), boot)
             yield running
             rss: int | None = server.peak_rss_bytes()
@@ -162,7 +162,8 @@ def _wait_ready(
         time.sleep(POLL_S)
 
 
-def _inspect(plan: ServePlan, boot: Boot, server: Server, directory: Path) -> Boot:
+def inspected(plan: ServePlan, boot: Boot, server: Server, directory: Path) -> Boot:
+    """The boot with what its processes, container, log and plugin prove, and where that is not the plan, invalid."""
     readings, inspected = server.readings(plan.env), server.inspected()
     attestations, damaged = _attestations(directory / "attest")
     faults = [

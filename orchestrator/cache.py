@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
-from orchestrator import compile_cache, lease, owner, slot
+from orchestrator import compile_cache, lease, owner, promotions, slot
 from orchestrator.errors import OrchestratorError, UsageError
+from orchestrator.plan import ServePlan
 
 Kind = Literal["model", "compile", "reference", "plugin", "boot log", "unfinished"]
 DAY_S = 86400
@@ -156,13 +157,21 @@ def _prod_paths(state: Path) -> dict[Path, str]:
         prod = slot.load(state, box)
         if prod is None:
             continue
-        plan = prod.plan
-        paths = [plan.cache_dir, plan.checkpoint.path, str(slot.directory(state, prod))]
-        paths += [plan.drafter.path] if plan.drafter else []
-        paths += plan.env.get("PYTHONPATH", "").split(":")  # the plugin's build, where it is no mount
-        paths += [mount.source for mount in plan.container.mounts] if plan.container else []
-        needed |= {Path(path).resolve(): f"prod of box {box}" for path in paths if path}
+        needed |= dict.fromkeys([slot.directory(state, prod).resolve(), *_needed(prod.plan)], f"prod of box {box}")
+    for box in promotions.boxes(state):
+        before = promotions.predecessor(promotions.read(state, box))
+        for path in _needed(before.target.plan) if before else ():
+            needed.setdefault(path, f"a rollback of prod on box {box}")
     return needed
+
+
+def _needed(plan: ServePlan) -> list[Path]:
+    """The directories that a server of the plan starts from."""
+    paths = [plan.cache_dir, plan.checkpoint.path]
+    paths += [plan.drafter.path] if plan.drafter else []
+    paths += plan.env.get("PYTHONPATH", "").split(":")  # the plugin's build, where it is no mount
+    paths += [mount.source for mount in plan.container.mounts] if plan.container else []
+    return [Path(path).resolve() for path in paths if path]
 
 
 def _being_prepared(path: Path) -> str:

@@ -38,9 +38,14 @@ verbs
   floor     the noise of each box, stack and metric, as far as it was measured
   ledger    results that others published; `ledger import` brings them into MLflow, beside the measured runs
   cases     `cases FILE.yaml` runs decisions that people took through the gate and shows where it decides otherwise
+  promote   `promote RUN_ID` makes arm B of an A/B that passed the prod of its box: it boots on the prod port, is
+            checked there, and becomes prod or is taken away again
+  rollback  the same way back to what served before, or to entry N of `prod history` with --to N
   prod      show what serves as prod on each box; `prod start +variant=NAME` fills the slot of a box and serves it,
-            `prod stop` drains, stops and empties it
-  guard     one pass: end what killed runs left, bring back prod that should serve (a timer is in systemd/)
+            `prod stop` drains, stops and empties it, `prod history` shows what served, `prod sync` copies that to
+            MLflow again
+  guard     one pass: end what killed runs and promotions left, bring back prod that should serve; `guard --units DIR`
+            writes systemd units that make a pass every minute
   doctor    what this machine has and lacks, with the command that mends each
   cache     list what is cached; `cache prune` removes what is not used any more
 
@@ -72,7 +77,11 @@ options
   --all              list: the boots of A/Bs and published results too
   -m, --multirun     run: one run for each value of a list, as in +variant=int4,int5
   -q, --quiet        no progress
-  --now              prod stop: without waiting for its requests to end
+  --now              prod stop, promote, rollback: without waiting for prod's requests to end
+  --force --reason WHY
+                     promote, rollback: in spite of what stands against it, which is recorded with the reason
+  --to N             rollback: to what entry N of the history served
+  --units DIR        guard, promote, rollback: write systemd units for the guard into DIR
   --watch SECONDS    guard: a pass every so often, until stopped
   --older-than DAYS  cache prune: what was not used for so long (default: 30, without --keep)
   --keep N           cache prune: never the N most recently used of a kind
@@ -102,7 +111,9 @@ def parse(arguments: Sequence[str]) -> Options:
             raise UsageError(f"there is no verb {verb!r}; choose from {', '.join(SECOND_WORDS[verb.split()[0]])}")
     known = {"--json": "json", "-m": "multirun", "--multirun": "multirun", "-q": "quiet", "--quiet": "quiet"}
     known |= {"--now": "now", "--dry-run": "dry_run", "--power": "power", "--all": "all", "--unpaired": "unpaired"}
-    numbers = {"--watch": "watch", "--older-than": "older_than", "--keep": "keep"}
+    known |= {"--force": "force"}
+    numbers = {"--watch": "watch", "--older-than": "older_than", "--keep": "keep", "--to": "to"}
+    texts = {"--reason": "reason", "--units": "units"}
     flags, overrides, values = set(), [], {}
     remaining = iter(words)
     for word in remaining:
@@ -112,6 +123,10 @@ def parse(arguments: Sequence[str]) -> Options:
             values["resume"] = next(remaining, "")
             if not re.fullmatch(r"[0-9a-f]+", values["resume"]):
                 raise UsageError("--resume wants the id of an A/B's run; `python -m orchestrator list` shows them")
+        elif word in texts:
+            values[texts[word]] = next(remaining, "")
+            if re.fullmatch(r"\s*|--.*|[+\w.@]+=\S*", values[texts[word]]):  # nothing, an option, an override
+                raise UsageError(f"{word} wants a text after it; see --help")
         elif word in numbers:
             values[numbers[word]] = _number(word, next(remaining, ""))
         elif not word.startswith("-"):

@@ -23,7 +23,7 @@ def runs(entries: Sequence[Entry], every: bool) -> Table:
             boots[entry.parent] = boots.get(entry.parent, 0) + 1
     rows = []
     for entry in entries:
-        if (entry.tags.get("kind") == "boot" or entry.is_published) and not every:
+        if (entry.tags.get("kind") in ("boot", "promotion") or entry.is_published) and not every:
             continue
         kind = "published" if entry.is_published else entry.tags.get("kind", "run")
         count = f", {boots[entry.run_id]} boots" if entry.run_id in boots else ""

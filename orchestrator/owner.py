@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -58,6 +59,14 @@ def from_mapping(data: Mapping[str, Any]) -> Owner:
     if pid <= 0:
         raise ValueError(f"{pid} is no process")
     return Owner(pid, float(data["start_time_s"]), str(data["host"]), str(data.get("boot_id", "")))
+
+
+def user() -> str:
+    """The name of who runs this process."""
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        return f"uid {os.getuid()}"
 
 
 def _stat(pid: int) -> tuple[str, float]:

@@ -5,16 +5,27 @@ Everything here that starts or stops a server holds the box's lease, so that pro
 
 from __future__ import annotations
 
-import os
-import pwd
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from orchestrator import devices, engines, inputs, journal, lease, prod_server, slot
+from orchestrator import (
+    candidate,
+    devices,
+    engines,
+    inputs,
+    journal,
+    lease,
+    owner,
+    prod_server,
+    promote,
+    promoted,
+    promotion,
+    promotions,
+    slot,
+)
 from orchestrator.boot import check_port
 from orchestrator.errors import OrchestratorError, UsageError
 from orchestrator.inputs import Inputs
@@ -28,12 +39,6 @@ MAX_EARLY_ENDS = 3  # as well
 EARLY = timedelta(minutes=10)  # after it was healthy
 
 
-class NotBack(OrchestratorError):
-    """Prod should serve and does not; the entry that says so stays."""
-
-    exit_code = 1
-
-
 @dataclass(frozen=True)
 class Outcome:
     """What a pass of the guard found on one box: a line, and whether prod is as it should be."""
@@ -42,13 +47,22 @@ class Outcome:
     ok: bool
 
 
+@dataclass(frozen=True)
+class Places:
+    """Where a rollback finds what it needs besides the state directory."""
+
+    cache: Path
+    tracking: Path
+
+
 @contextmanager
 def displaced(needed: Inputs, progress: Progress) -> Iterator[None]:
     """Take prod off the box for the block, where there is one; the caller holds the lease.
 
-    Raises UsageError, with prod untouched, where it does not drain; NotBack where it does not come back.
+    Raises UsageError, with prod untouched, where it does not drain; prod_server.NotBack where it does not come back.
     """
     state, box = needed.state, needed.experiment.box
+    promote.owed(state, box.name, progress)
     current = slot.load(state, box.name)
     if current is None:
         yield
@@ -64,15 +78,16 @@ def displaced(needed: Inputs, progress: Progress) -> Iterator[None]:
             devices.require_clear(box)
         yield
     finally:
-        progress.note(_bring_back(current, state, progress))
+        progress.note(prod_server.bring_back(current, state, progress))
 
 
 def owed(state: Path, box: str, progress: Progress) -> None:
     """Bring prod back where a killed run took it down; the caller holds the lease and does not need the box."""
+    promote.owed(state, box, progress)
     current = slot.load(state, box)
     if current is not None and (taken := slot.displacement(state, box)):
         progress.note(f"prod of box {box}: {taken}")
-        progress.note(_bring_back(current, state, progress))
+        progress.note(prod_server.bring_back(current, state, progress))
 
 
 def require_port(plan: ServePlan, state: Path) -> None:
@@ -94,14 +109,18 @@ def start(experiment: Experiment, progress: Progress) -> str:
     with lease.hold(box.name, "prod start", found.state):
         for line in journal.reap(found.state):
             progress.note(line)
+        promote.owed(found.state, box.name, progress)
+        promotions.read(found.state, box.name)  # a broken ledger is said before anything starts
         if current := slot.load(found.state, box.name):
             raise UsageError(
                 f"prod of box {box.name} is {current.plan.variant} since {current.since_utc}; "
                 f"empty the slot with `python -m orchestrator prod stop box={box.name}` first"
             )
-        new = Slot(found.plan(), experiment.engine, box, slot.now_utc(), _user(), nonce="")
+        new = Slot(found.plan(), experiment.engine, box, slot.now_utc(), owner.user(), nonce="")
         try:
-            return _line("serves", prod_server.boot(new, found.state, progress))
+            served = prod_server.boot(new, found.state, progress)
+            promote.note(found.state, "start", served, box.name)
+            return prod_server.line("serves", served)
         except BaseException:
             if begun := slot.load(found.state, box.name):
                 prod_server.end(begun)
@@ -112,6 +131,7 @@ def start(experiment: Experiment, progress: Progress) -> str:
 def stop(state: Path, box: str, progress: Progress, now: bool = False) -> str:
     """Drain prod (unless `now`), stop it and empty the slot: nothing brings it back."""
     with lease.hold(box, "prod stop", state):
+        promote.abandon(state, box, progress)
         try:
             current = slot.load(state, box)
         except OrchestratorError as error:
@@ -119,6 +139,7 @@ def stop(state: Path, box: str, progress: Progress, now: bool = False) -> str:
 
             slot.remove(state, box)
             ended = sum(engines.reap("process", None, nonce) for nonce in slot.nonces(state, box))
+            _note_stop(state, box, progress)
             return (
                 f"the slot of box {box} was damaged and is empty now; ended {ended} processes; a container may be "
                 f"left, see `docker ps --all --filter label={LABEL}.purpose=prod`: {error}"
@@ -129,8 +150,16 @@ def stop(state: Path, box: str, progress: Progress, now: bool = False) -> str:
             prod_server.drain(current, progress)
         prod_server.end(current)
         slot.remove(state, box)
+        _note_stop(state, box, progress)
         devices.require_clear(current.box)
     return f"prod of box {box} ({current.plan.variant}) is stopped and its slot is empty"
+
+
+def _note_stop(state: Path, box: str, progress: Progress) -> None:
+    try:
+        promote.note(state, "stop", None, box)
+    except promotions.BrokenLedger as error:  # prod is stopped all the same
+        progress.note(str(error))
 
 
 def show(state: Path) -> str:
@@ -148,24 +177,32 @@ def show(state: Path) -> str:
             f"  model {current.model}, plan {current.plan.fingerprint}, engine {current.engine.kind}",
             f"  since {current.since_utc}, by {current.by}",
         ]
+        lines += [f"  {line}" for line in promoted.standing(state, box, current)]
         if taken := slot.displacement(state, box):
             lines.append(f"  {taken}")
     return "\n".join(lines) or "no prod slot is filled; fill one with `python -m orchestrator prod start +variant=NAME`"
 
 
-def guard(state: Path, progress: Progress) -> list[Outcome]:
-    """One pass: end what killed runs left, and bring back every prod that should serve and that no live run owes."""
+def guard(state: Path, progress: Progress, places: Places | None = None) -> list[Outcome]:
+    """One pass: end what killed runs left, and bring back every prod that should serve and that no live run owes.
+
+    With `places`, a prod that is given up makes way for its predecessor where its box declares that.
+    """
     outcomes = [Outcome(line, True) for line in journal.reap(state)]
-    for box in slot.boxes(state):
+    for box in sorted({*slot.boxes(state), *promotion.boxes(state)}):
         try:
-            current = slot.load(state, box)
+            moving = promotion.path_of(state, box).exists()
+            current = promote.slot_or_none(state, box) if moving else slot.load(state, box)
             taken = slot.displacement(state, box)
-            if current is None:  # emptied since the slots were listed
+            if current is None and not moving:  # emptied since the slots were listed
                 continue
-            if taken is None and prod_server.is_healthy(current):
-                outcomes.append(Outcome(_line("serves", current), True))
+            if taken is None and not moving and prod_server.is_healthy(current):
+                outcomes.append(Outcome(prod_server.line("serves", current), True))
                 continue
             with lease.hold(box, "guard", state):
+                if line := _settled(state, box, progress):
+                    outcomes.append(Outcome(line, True))
+                    continue
                 current, taken = slot.load(state, box), slot.displacement(state, box)
                 if current is None:  # emptied while this pass began
                     continue
@@ -176,9 +213,11 @@ def guard(state: Path, progress: Progress) -> list[Outcome]:
                 if given_up and not prod_server.is_healthy(current):
                     prod_server.end(current)
                     outcomes.append(Outcome(_given_up(current, state), False))
+                    if places and current.box.when_prod_fails == "rollback":
+                        outcomes.append(Outcome(_rolled_back(current, state, places, progress), False))
                     continue
                 why = [Outcome(f"prod of box {box}: {taken}", True)] if taken else []
-                outcomes += [*why, Outcome(_bring_back(current, state, progress), True)]
+                outcomes += [*why, Outcome(prod_server.bring_back(current, state, progress), True)]
         except lease.Busy as busy:
             outcomes.append(Outcome(f"{busy}; prod is its to bring back", True))
         except OrchestratorError as error:
@@ -186,33 +225,17 @@ def guard(state: Path, progress: Progress) -> list[Outcome]:
     return outcomes
 
 
-def _bring_back(prod: Slot, state: Path, progress: Progress) -> str:
-    """Prod serves, proven by its name, and the displacement is closed; returns the line that says so."""
-    try:
-        if not prod_server.is_healthy(prod):
-            prod = _serve_again(prod, state, progress)
-    except OrchestratorError as error:
-        raise NotBack(
-            f"prod of box {prod.box.name} is NOT back: {error}; then run `python -m orchestrator guard`", error.detail
-        ) from error
-    except KeyboardInterrupt:
-        print("prod is not back yet; run `python -m orchestrator guard`", file=sys.stderr)
-        raise
-    if prod.failed_boots:
-        slot.save(state, replace(prod, failed_boots=0))
-    slot.close_displacement(state, prod.box.name)
-    return _line("is back:", prod)
-
-
-def _serve_again(prod: Slot, state: Path, progress: Progress) -> Slot:
-    if prod_server.is_alive(prod):  # loading, after a restart by its engine or by a guard that was stopped
-        try:
-            prod_server.wait(prod, state, progress)
-            return prod
-        except OrchestratorError as error:
-            progress.note(str(error))
-    prod_server.end(prod)
-    return prod_server.boot(prod, state, progress)
+def _settled(state: Path, box: str, progress: Progress) -> str:
+    """What came of a promotion that was killed; empty where there is none, or where prod is given up anyway."""
+    current = promote.slot_or_none(state, box)
+    if current is not None and current.failed_boots >= MAX_FAILED_BOOTS and not prod_server.is_healthy(current):
+        return ""
+    entry = promote.owed(state, box, progress)
+    if entry is None:
+        return ""
+    now = slot.load(state, box)
+    serves = prod_server.line("serves", now) if now else "nothing serves, as before"
+    return f"{entry.kind} of {entry.variant} was cut off and is {entry.outcome}: {serves}"
 
 
 def _early_ends(prod: Slot) -> int:
@@ -221,6 +244,24 @@ def _early_ends(prod: Slot) -> int:
         return prod.early_ends
     early = prod.healthy_utc and datetime.now(UTC) - datetime.fromisoformat(prod.healthy_utc) < EARLY
     return prod.early_ends + 1 if early else 0
+
+
+def _rolled_back(prod: Slot, state: Path, places: Places, progress: Progress) -> str:
+    """The predecessor serves in place of a prod that was given up; returns the line that says so.
+
+    Raises OrchestratorError where there is none, where it was tried before, or where it does not come up.
+    """
+    entries = promote.ledger_of(state, prod.box.name, prod)
+    before, current = promotions.predecessor(entries), promotions.serving(entries)
+    tried = any(entry.kind == "rollback" and entry.number >= current.number for entry in entries)
+    if before is None or tried or promotion.path_of(state, prod.box.name).exists():
+        why = "a rollback was tried" if before else "nothing served before it"
+        raise promote.Refused(f"prod of box {prod.box.name} is not rolled back: {why}; a person has to look")
+    found = candidate.served_before(before.target, prod)
+    new = promote.begun("rollback", found, prod, "", str(places.tracking))
+    entry = promote.conduct(new, state, places.cache, progress)
+    now = slot.load(state, prod.box.name)
+    return f"{prod_server.line('serves', now)} again, by when_prod_fails; {promote.said(entry)}"
 
 
 def _given_up(prod: Slot, state: Path) -> str:
@@ -233,14 +274,3 @@ def _given_up(prod: Slot, state: Path) -> str:
         f"prod of box {box} ({prod.plan.variant}) {what} and is not tried "
         f"again; its log: {log_path}; mend the cause, then `prod stop box={box}` and `prod start +variant=NAME`"
     )
-
-
-def _line(verb: str, prod: Slot) -> str:
-    return f"prod of box {prod.box.name} {verb} {prod.plan.variant} at {prod.base_url}, healthy, as {prod.model}"
-
-
-def _user() -> str:
-    try:
-        return pwd.getpwuid(os.getuid()).pw_name
-    except KeyError:
-        return f"uid {os.getuid()}"

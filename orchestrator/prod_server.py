@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +18,7 @@ from orchestrator import devices, engines, evidence, journal, probe, slot
 from orchestrator.boot import check_port
 from orchestrator.engines import Server
 from orchestrator.engines.process import processes_of
-from orchestrator.errors import BootError, UsageError
+from orchestrator.errors import BootError, OrchestratorError, UsageError
 from orchestrator.plan import masked, secrets_of, with_nonce
 from orchestrator.progress import Progress, span
 from orchestrator.slot import Slot
@@ -26,6 +27,12 @@ POLL_S = 0.25
 PORT_WAIT_S = 10  # the kernel may keep the port of a server that has just been stopped
 MAX_RESTARTS = 3  # by docker itself
 IDLE_READINGS = 2  # in a row: a request may lie between two queues at the moment of one reading
+
+
+class NotBack(OrchestratorError):
+    """Prod should serve and does not; the entry that says so stays."""
+
+    exit_code = 1
 
 
 def is_healthy(prod: Slot) -> bool:
@@ -48,7 +55,50 @@ def is_alive(prod: Slot) -> bool:
 
 
 def boot(prod: Slot, state: Path, progress: Progress) -> Slot:
-    """Start the slot's plan under a new nonce and wait until it is healthy; returns the slot as it now serves.
+    """Start the slot's plan and serve it from now on; returns the slot as it now serves. Raises as `come_up` does."""
+    fresh, _ = come_up(prod, state, progress, slot.save)
+    keep_up(fresh)
+    return fresh
+
+
+def bring_back(prod: Slot, state: Path, progress: Progress) -> str:
+    """Prod serves, proven by its name, and the displacement is closed; returns the line that says so.
+
+    Raises NotBack where it does not come up.
+    """
+    try:
+        if not is_healthy(prod):
+            prod = _serve_again(prod, state, progress)
+    except OrchestratorError as error:
+        raise NotBack(
+            f"prod of box {prod.box.name} is NOT back: {error}; then run `python -m orchestrator guard`", error.detail
+        ) from error
+    except KeyboardInterrupt:
+        print("prod is not back yet; run `python -m orchestrator guard`", file=sys.stderr)
+        raise
+    if prod.failed_boots:
+        slot.save(state, replace(prod, failed_boots=0))
+    slot.close_displacement(state, prod.box.name)
+    return line("is back:", prod)
+
+
+def line(verb: str, prod: Slot) -> str:
+    return f"prod of box {prod.box.name} {verb} {prod.plan.variant} at {prod.base_url}, healthy, as {prod.model}"
+
+
+def _serve_again(prod: Slot, state: Path, progress: Progress) -> Slot:
+    if is_alive(prod):  # loading, after a restart by its engine or by a guard that was stopped
+        try:
+            wait(prod, state, progress)
+            return prod
+        except OrchestratorError as error:
+            progress.note(str(error))
+    end(prod)
+    return boot(prod, state, progress)
+
+
+def come_up(prod: Slot, state: Path, progress: Progress, keep: Callable[[Path, Slot], None]) -> tuple[Slot, Server]:
+    """Start the slot's plan under a new nonce and wait until it is healthy; `keep` puts the slot on disk.
 
     The nonce is on disk before the server starts. Raises BootError, with nothing left running, where it does not
     come up, UsageError where the machine is not clear; an interrupted wait leaves it coming up.
@@ -57,7 +107,7 @@ def boot(prod: Slot, state: Path, progress: Progress) -> Slot:
     _require_port(prod)
     secrets = secrets_of(prod.plan, os.environ)
     fresh = replace(prod, nonce=journal.new_nonce(), failed_boots=prod.failed_boots + 1)
-    slot.save(state, fresh)
+    keep(state, fresh)
     directory = slot.directory(state, fresh)
     (directory / "attest").mkdir(parents=True)
     argv, env, _ = with_nonce(fresh.plan, fresh.nonce, directory / "attest", secrets)
@@ -73,9 +123,8 @@ def boot(prod: Slot, state: Path, progress: Progress) -> Slot:
         server.stop(fresh.engine.stop_grace_s)
         raise
     fresh = replace(fresh, failed_boots=0, healthy_utc=slot.now_utc())
-    slot.save(state, fresh)
-    _restart_with_its_daemon(fresh)
-    return fresh
+    keep(state, fresh)
+    return fresh, server
 
 
 def wait(prod: Slot, state: Path, progress: Progress, server: Server | None = None) -> None:
@@ -145,7 +194,7 @@ def end(prod: Slot) -> None:
     engines.reap(prod.engine.kind, socket, prod.nonce)
 
 
-def _restart_with_its_daemon(prod: Slot) -> None:
+def keep_up(prod: Slot) -> None:
     """Docker starts it again after a crash, a few times, and after a reboot; the guard does what is left.
 
     vLLM can end with status 0 when a worker dies, which docker takes for a success. Podman takes no such change at all.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from orchestrator.verbs import compare, decide, look, machine, serve
+from orchestrator.verbs import compare, decide, look, machine, promote, serve
 from orchestrator.verbs.options import Options
 
 VERBS: dict[str, Callable[[Options], int]] = {
@@ -25,7 +25,11 @@ VERBS: dict[str, Callable[[Options], int]] = {
     "cases": decide.cases,
     "ui": look.ui,
     "sync": look.sync,
+    "promote": promote.promote,
+    "rollback": promote.rollback,
     "prod": machine.prod,
+    "prod history": promote.history,
+    "prod sync": promote.sync,
     "prod start": machine.prod_start,
     "prod stop": machine.prod_stop,
     "guard": machine.guard,
@@ -35,7 +39,7 @@ VERBS: dict[str, Callable[[Options], int]] = {
     "cache prune": machine.cache_prune,
 }
 READERS = frozenset(  # what they print is all that they do
-    {"plan", "prod", "cache", "cache list", "list", "floor", "ledger", "ledger list"}
+    {"plan", "prod", "prod history", "cache", "cache list", "list", "floor", "ledger", "ledger list"}
 )
 SECOND_WORDS = {
     first: tuple(verb.split()[1] for verb in VERBS if verb.startswith(f"{first} "))
@@ -45,7 +49,11 @@ OWNERS: dict[str, tuple[str, ...]] = {  # an option -> the verbs that have it; o
     "json": ("plan", "list", "verdict"),
     "diff": ("plan",),
     "multirun": ("run",),
-    "now": ("prod stop",),
+    "now": ("prod stop", "promote", "rollback"),
+    "force": ("promote", "rollback"),
+    "reason": ("promote", "rollback"),
+    "units": ("guard", "promote", "rollback"),
+    "to": ("rollback",),
     "watch": ("guard",),
     "older_than": ("cache prune",),
     "keep": ("cache prune",),

@@ -21,7 +21,7 @@ class NoVerdict(OrchestratorError):
 
 
 def ab(options: Options) -> int:
-    from orchestrator.prod import NotBack
+    from orchestrator.prod_server import NotBack
 
     try:
         return _resume(options) if options.resume else _ab(options)

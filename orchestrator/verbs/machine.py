@@ -36,12 +36,19 @@ def prod_stop(options: Options) -> int:
 
 
 def guard(options: Options) -> int:
-    from orchestrator import config, prod
+    from pathlib import Path
+
+    from orchestrator import config, prod, units
     from orchestrator.progress import Progress
 
-    state = config.state_dir(config.load_machine(options.overrides).paths)
+    paths = config.load_machine(options.overrides).paths
+    state = config.state_dir(paths)
+    places = prod.Places(config.cache_dir(paths), Path(paths.tracking).resolve())
+    if options.units is not None:
+        print(units.written(Path(options.units), state))
+        return 0
     while True:
-        outcomes = prod.guard(state, Progress(quiet=options.quiet))
+        outcomes = prod.guard(state, Progress(quiet=options.quiet), places)
         for outcome in outcomes:
             print(outcome.line, file=sys.stdout if outcome.ok else sys.stderr, flush=True)
         if options.watch is None:

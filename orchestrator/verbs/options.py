@@ -24,3 +24,7 @@ class Options:
     power: bool = False
     all: bool = False
     unpaired: bool = False
+    force: bool = False
+    reason: str = ""
+    to: float | None = None
+    units: str | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from orchestrator import ab_run, config, ledger, report
+from orchestrator import ab_run, ledger, report, shipped
 from orchestrator.records import to_jsonable
 from orchestrator.tracking import Tracker
 from tests.ab.simulated import World
@@ -30,7 +30,7 @@ def fill(root: Path, patch=setattr) -> Path:
             run.log_measurement(found)
         run.log_text("report.html", report.render(madeup.run(run_id=run.run_id, measurements=measured)))
         run.finish("FINISHED")
-    sources = ledger.read(config.experiments_dir() / "ledger")
+    sources = ledger.read(shipped.experiments_dir() / "ledger")
     ledger.import_all(sources, Tracker(directory, ledger.EXPERIMENT))
     return directory
 

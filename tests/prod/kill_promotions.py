@@ -1,0 +1,143 @@
+"""SIGKILLs promotions, one after each act of theirs, lets the guard make a pass, and prints what came of each as JSON.
+
+usage: kill_promotions.py ROOT PORT. Servers are stubs. MLflow is imported once, and every promotion and every pass of
+the guard is a fork.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from orchestrator import (
+    canary,
+    config,
+    engines,
+    mlflow_store,
+    prod,
+    prod_server,
+    promote,
+    promotion,
+    promotion_runs,
+    promotions,
+    slot,
+)
+from orchestrator.checkpoint import Checkpoint
+from orchestrator.plan import render
+from orchestrator.plugin_build import PluginBuild
+from orchestrator.progress import Progress
+from orchestrator.stack import Stack
+from tests.prod import promoting
+from tests.prod.conftest import STUB, Site
+
+ACTS = (  # of a promotion that succeeds: (module, function, its n-th call), the kill comes right after it
+    *((promotion, "save", n) for n in range(1, 8)),  # draining, stopping, booting, nonce, healthy, checking, moving
+    (prod_server, "drain", 1),
+    (slot, "open_displacement", 1),
+    (prod_server, "end", 1),
+    (engines, "start", 1),
+    (canary, "_smoke", 1),
+    (canary, "_canary", 1),
+    (prod_server, "keep_up", 1),
+    (slot, "save", 1),
+    (prod_server, "bring_back", 1),
+    (promotions, "append", 1),
+    (promotion_runs, "_record", 1),
+    (promotion_runs, "_move_aliases", 1),
+    (promotion, "remove", 1),
+)
+RESTORING = (  # of one whose candidate says nothing
+    (promotion, "save", 7),
+    (prod_server, "end", 2),
+    (engines, "start", 2),
+    (promotions, "append", 1),
+)
+
+
+def forked(work: Callable[[], None]) -> int:
+    """The status of a child that does the work."""
+    if pid := os.fork():
+        return os.waitpid(pid, 0)[1]
+    code = 99
+    try:
+        work()
+        code = 0
+    except Exception as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+    finally:
+        os._exit(code)
+
+
+def kill_after(module, name: str, call: int) -> None:
+    """Arrange that this process is killed when the function returns from that call."""
+    function, calls = getattr(module, name), [0]
+
+    def killing(*args, **kwargs):
+        found = function(*args, **kwargs)
+        calls[0] += 1
+        if calls[0] == call:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return found
+
+    setattr(module, name, killing)
+
+
+def site_at(root: Path, port: int) -> Site:
+    experiment = config.load(["+variant=bf16", "box=cpu", f"box.port={port}"])
+    build, stack = PluginBuild("0.1.0", "a" * 64, "b" * 64, str(root / "plugin")), Stack({}, "stack0000")
+    plan = render(experiment, Checkpoint("/nowhere", {}, "none"), build, root / "site", stack, root / "cache")
+    tail = plan.argv[plan.argv.index("--model") :]
+    made = Site(root, plan, experiment)
+    made.plan = replace(plan, argv=(sys.executable, str(STUB), *tail, "--broken", str(made.broken)))
+    return made
+
+
+def main(root: Path, port: int) -> None:
+    mlflow_store.connect(root / "tracking")  # imports MLflow, and makes an empty store
+    site, quiet = site_at(root, port), Progress(quiet=True)
+    prod_server.POLL_S = 0.02
+    promoting.shorten_prose(setattr)
+    promoting.serve(site, "plan0")
+    told = []
+    for number, (module, name, call) in enumerate((*ACTS, *RESTORING), 1):
+        restoring = number > len(ACTS)
+        to = promoting.target(site, f"plan{number}", *(["--says", "nothing"] if restoring else []))
+        before = site.slot()
+
+        def killed(to=to, module=module, name=name, call=call) -> None:
+            new = promoting.promotion_to(site, to)
+            kill_after(module, name, call)
+            promote.conduct(new, site.state, root, quiet)
+
+        began_s = time.monotonic()
+        status = forked(killed)
+        after_s = time.monotonic()
+        moving = promotion.load(site.state, "cpu")
+        guarded = forked(lambda: prod.guard(site.state, quiet))
+        now, entries = site.slot(), promoting.ledger(site)
+        told.append(
+            {
+                "act": f"{module.__name__.rpartition('.')[2]}.{name} {call}" + (" restoring" if restoring else ""),
+                "killed": os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL,
+                "cut_off_while": moving.step if moving else "done",
+                "guard": guarded,
+                "at_rest": promoting.at_rest(site),
+                "on": {before.plan.variant: "previous", to.plan.variant: "candidate"}.get(now.plan.variant, "neither"),
+                "ledger": [entries[-1].variant == to.plan.variant, entries[-1].outcome],
+                "seconds": [round(after_s - began_s, 2), round(time.monotonic() - after_s, 2)],
+            }
+        )
+    forked(lambda: promotion_runs.copy(root / "tracking", "cpu", promoting.ledger(site)))
+    prod_server.end(site.slot())
+    print(json.dumps(told))
+
+
+main(Path(sys.argv[1]), int(sys.argv[2]))
