@@ -41,7 +41,7 @@ def assert_one_line(done: subprocess.CompletedProcess[str], said: str) -> None:
         (["plan", "+variant=int5", "box=cpu", "+variant.knobs.RADIANCE_PQ_PGG=1"], "did you mean RADIANCE_PQ_PG?"),
         (["plan", "+variant=int5_i8_pg", "box=cpu", "+variant.knobs.RADIANCE_PQ_I8=0"], "needs int8 activations"),
         (["plan", "+variant=int5", "box=cpu", "engine.python=/no/such/python"], "cannot be asked for its packages"),
-        (["plan", "+variant=int4_lloyd", "box=r9700x2"], "box r9700x2 cannot serve paroquant-int4-lloyd weights"),
+        (["plan", "+variant=int5", "box=cpu", "box.formats=[bf16]"], "box cpu cannot serve int5-bitplane weights"),
         (["plan", "+variant=int5", "box=cpu", "speculation@variant.speculation=dflash"], "did you mean dflash"),
         (["plan", "--diff", "int4"], "--diff takes two variants"),
         (["plan", "--diff", "int4", "int5", "+variant=int4"], "leave +variant=NAME out"),
