@@ -28,9 +28,10 @@ JOB_TIMEOUT_S = 600
 
 def without_torchvision() -> None:
     """vLLM's Qwen3.5 module imports the vision model's, which imports torchvision; text needs nothing of it."""
-    import transformers.image_utils  # decides by itself that there is no torchvision, which stays so
+    import transformers.image_utils
 
-    assert transformers.utils.is_torchvision_available() in (True, False)
+    if transformers.utils.is_torchvision_available():  # remembers the answer: the stand-ins do not change it
+        return
     for name in ("torchvision", "torchvision.transforms", "torchvision.transforms.v2"):
         sys.modules.setdefault(name, types.ModuleType(name)).__spec__ = ModuleSpec(name, None)
     sys.modules["torchvision.transforms.v2"].functional = types.ModuleType("functional")
