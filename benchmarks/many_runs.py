@@ -83,7 +83,7 @@ def of_tree(process: psutil.Process) -> Callable[[], float]:
 
 def verb(directory: Path, *words: str) -> Callable[[], object]:
     command = [sys.executable, "-m", "orchestrator", *words, f"paths.tracking={directory}", "box=cpu"]
-    return lambda: subprocess.run(command, check=True, stdout=subprocess.DEVNULL, timeout=120)
+    return lambda: subprocess.run(command, check=True, stdout=subprocess.DEVNULL, timeout=900)
 
 
 def search(url: str, experiment: str, wanted: str) -> Callable[[], object]:
@@ -108,16 +108,15 @@ def search(url: str, experiment: str, wanted: str) -> Callable[[], object]:
 def main(directory: Path, runs: int, metrics: int) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     known = [entry for entry in catalog.entries(directory) if entry.metrics]
-    log_s = fill(directory, runs, metrics) if len(known) < runs else float("nan")
+    log_s = fill(directory, runs, metrics) if len(known) < runs else None
     entries = catalog.entries(directory)
     single = [entry for entry in entries if not entry.parent and entry.metrics]
     database = directory / "mlflow.db"
     print(f"{runs} runs of {metrics} metrics; {platform.machine()}, Python {platform.python_version()}")
     files = [path.stat().st_size for path in single[0].artifacts.rglob("*") if path.is_file()]
-    print(
-        f"a run took {log_s:.2f} s to log (median); it has {database.stat().st_size / 2**10 / len(entries):.0f} KiB in "
-        f"the database, {sum(files) / 2**10:.0f} KiB of artifacts in {len(files)} files"
-    )
+    took = "was made before" if log_s is None else f"took {log_s:.2f} s to log (median)"
+    print(f"a run {took}; it has {database.stat().st_size / 2**10 / len(entries):.0f} KiB in the database,")
+    print(f"and {sum(files) / 2**10:.0f} KiB of artifacts in {len(files)} files")
     found = {
         "list": times(verb(directory, "list"), of_children),
         "list --all": times(verb(directory, "list", "--all"), of_children),

@@ -10,7 +10,7 @@ import gzip
 import json
 import math
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -175,9 +175,12 @@ def _path(artifact_uri: str) -> Path:
     return Path(unquote(urlparse(artifact_uri).path))
 
 
-def find(directory: Path, run_id: str) -> Entry:
-    """The run of this id, or the only one whose id begins so. Raises UsageError where there is none, or several."""
-    known = entries(directory)
+def find(directory: Path, run_id: str, known: Sequence[Entry] | None = None) -> Entry:
+    """The run of this id, or the only one whose id begins so, of `known` where the store was read already.
+
+    Raises UsageError where there is none, or several.
+    """
+    known = entries(directory) if known is None else known
     found = [entry for entry in known if entry.run_id.startswith(run_id)] if len(run_id) >= SHORTEST_ID else []
     if len(found) == 1:
         return found[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 
@@ -15,7 +16,7 @@ class Table:
     rows: tuple[tuple[str, ...], ...]
     texts: bool = False
 
-    @property
+    @cached_property
     def numeric(self) -> list[bool]:
         """Whether each column holds numbers, so that it is aligned to the right."""
         if self.texts:

@@ -108,7 +108,8 @@ def compare(options: Options) -> int:
     usage = "compare takes two runs or more, as in `compare RUN_ID RUN_ID`, or one A/B"
     ids, paths = _ids(options, usage, 1, None)
     directory = Path(paths.tracking)
-    entries = [catalog.find(directory, run_id) for run_id in ids]
+    known = catalog.entries(directory)
+    entries = [catalog.find(directory, run_id, known) for run_id in ids]
     if len(entries) == 1:
         return _compare_ab(directory, entries[0], usage)
     columns = side_by_side.read(entries)
@@ -116,14 +117,14 @@ def compare(options: Options) -> int:
     if not options.unpaired:
         side_by_side.require_paired(columns)
     first = entries[0].tags
-    known = floors.load(config.state_dir(paths), first.get("box", "unknown"), first.get("stack", "unknown"))
+    noise = floors.load(config.state_dir(paths), first.get("box", "unknown"), first.get("stack", "unknown"))
     shown = sides.of_runs(entries, [column.measurements for column in columns])
-    found = sides.differences(shown, known, paired_up=not why)
+    found = sides.differences(shown, noise, paired_up=not why)
     console.stdout().print(side_by_side.table(shown, found))
     notes = [*(f"not paired: {reason}" for reason in why), *side_by_side.notes(columns)]
     for note in notes:
         print(f"- {note}")
-    html = paired_report.render(shown, floors=known, notes=notes, paired_up=not why)
+    html = paired_report.render(shown, floors=noise, notes=notes, paired_up=not why)
     print(f"report: {_write_report(directory, [entry.run_id for entry in entries], html)}")
     return 0
 

@@ -90,7 +90,7 @@ class Server:
             self._process = subprocess.Popen(
                 self._command, stdout=log, stderr=log, env=environment, start_new_session=True
             )
-        deadline = time.monotonic() + 180
+        deadline = time.monotonic() + 300
         while True:
             assert self._process.poll() is None and time.monotonic() < deadline, self._log.read_text()
             with suppress(OSError), urllib.request.urlopen(f"{self.url}/health", timeout=5):
