@@ -16,9 +16,15 @@ from tests.prod.conftest import ENGINE as SHORT
 from tests.prod.conftest import QUIET
 
 ENGINE = replace(SHORT, ready_timeout_s=120)  # this machine may be busy
-NUMBER, WORST_MS = "prefill.ttft_ms.len16", 200.0
+NUMBER = "prefill.ttft_ms.len16"
 PREFILL = {"lengths_tokens": [16], "runs": 1, "warmup_runs": 0, "max_client_lag_p99_ms": 1e6}
-CANARY = Canary({"prefill": PREFILL}, 1, (Expected(NUMBER, 2.0, WORST_MS, 4),))
+
+
+def canary_of(worst_ms: float) -> Canary:
+    return Canary({"prefill": PREFILL}, 1, (Expected(NUMBER, 2.0, worst_ms, 4),))
+
+
+CANARY = canary_of(30_000.0)  # of a stub on a machine that may be busy
 
 
 def shorten_prose(patch: Callable[[object, str, object], None]) -> None:
