@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from orchestrator import paired_items, per_boot
+from orchestrator import outputs, paired_items, per_boot
 from orchestrator.comparison import Compared, CriterionResult, Look, metrics_of
 from orchestrator.gate import BootResult, Claim, Criterion
 
@@ -15,8 +15,8 @@ EVALUATORS: Mapping[Claim, Callable[[Compared, Look], CriterionResult]] = {
     "equivalent": per_boot.numbers,
     "fidelity_not_worse": paired_items.fidelity,
     "accuracy_not_worse": paired_items.accuracy,
-    "no_more": paired_items.no_more,
-    "identical": paired_items.identical,
+    "no_more": outputs.no_more,
+    "identical": outputs.identical,
 }
 
 

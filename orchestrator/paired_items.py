@@ -1,9 +1,8 @@
-"""Criteria on what both arms did with the same items: documents of a KL, prompts, questions, failures."""
+"""Criteria on what both arms did with the same items: documents of a KL, prompts, questions."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from statistics import NormalDist
 from typing import Any
 
@@ -12,15 +11,11 @@ from orchestrator.comparison import (
     Compared,
     CriterionResult,
     Look,
-    State,
     benefit_state,
-    metrics_of,
     relative,
 )
 from orchestrator.gate import BootResult
-from orchestrator.stats import agreement, paired, proportions, resample
-
-REPRODUCED = 0.9  # share of the outputs that arm A must repeat before equal outputs mean something
+from orchestrator.stats import paired, proportions, resample
 
 
 def fidelity(compared: Compared, look: Look) -> CriterionResult:
@@ -47,7 +42,7 @@ def fidelity(compared: Compared, look: Look) -> CriterionResult:
     state = paired.decide((-high, -low), -limit)
     said = (
         f"B is {drawn.value:+.4f} nats against A ({100 * look.confidence:.1f}% interval {low:+.4f} to {high:+.4f}; "
-        f"{len(names)} documents, {_boots(compared)}); it may rise by less than {limit:g}"
+        f"{len(names)} documents, {boots_of(compared)}); it may rise by less than {limit:g}"
     )
     if state == "INCONCLUSIVE":
         said += f"; {_items_needed(abs(limit - drawn.value), drawn, look, 'documents')}"
@@ -86,7 +81,7 @@ def acceptance(compared: Compared, look: Look) -> CriterionResult:
     effect, ends = relative(drawn.value), (relative(low), relative(high))
     said = (
         f"B is {100 * effect:+.2f}% against A ({100 * look.confidence:.1f}% interval {100 * ends[0]:+.2f}% to "
-        f"{100 * ends[1]:+.2f}%; {len(names)} prompts, {_boots(compared)}); {wanted}"
+        f"{100 * ends[1]:+.2f}%; {len(names)} prompts, {boots_of(compared)}); {wanted}"
     )
     if state == "INCONCLUSIVE":
         said += f"; {_items_needed(distance, drawn, look, 'prompts')}"
@@ -139,7 +134,8 @@ def accuracy(compared: Compared, look: Look) -> CriterionResult:
     said = (
         f"B is {100 * found.difference:+.2f} points against A ({100 * look.confidence:.1f}% interval {100 * low:+.2f} "
         f"to {100 * high:+.2f}; the same {len(names)} questions, {a_only} better in A and {b_only} in B, McNemar "
-        f"p = {proportions.mcnemar(a_only, b_only):.2g}; {_boots(compared)}); it may fall by less than {100 * margin:g}"
+        f"p = {proportions.mcnemar(a_only, b_only):.2g}; {boots_of(compared)}); "
+        f"it may fall by less than {100 * margin:g}"
     )
     if state == "INCONCLUSIVE":
         distance = abs(found.difference + margin)
@@ -158,54 +154,6 @@ def accuracy(compared: Compared, look: Look) -> CriterionResult:
         confidence=look.confidence,
         floor_note="questions",
     )
-
-
-def no_more(compared: Compared, look: Look) -> CriterionResult:
-    """Failures: a tripwire. PASS where B has no more of them; FAIL where it has more than as many fair coins show."""
-    from scipy.stats import binomtest
-
-    counts = {arm: sum(round(metrics_of(boot)[compared.metric]) for boot in compared.arm(arm)) for arm in ("a", "b")}
-    total = counts["a"] + counts["b"]
-    state: State = "PASS"
-    if counts["b"] > counts["a"]:
-        p = binomtest(counts["b"], total, 0.5, alternative="greater").pvalue
-        state = "FAIL" if p <= look.level else "INCONCLUSIVE"
-    said = f"{counts['b']} in arm b, {counts['a']} in arm a ({_boots(compared)}); B may not have more"
-    if state == "INCONCLUSIVE":
-        said += "; too few to tell, more boots would"
-    return compared.result(state, "count", said, effect=float(counts["b"] - counts["a"]))
-
-
-def identical(compared: Compared, look: Look) -> CriterionResult:
-    """The same outputs in both arms, on the prompts on which arm A's boots repeat each other."""
-    for boot in compared.boots:
-        if failed := sum(bool(sample.get("error")) for sample in _outputs_of(boot, compared.metric)):
-            said = f"prompts: {failed} have no output on boot {boot.run_id}; what is not there is equal to nothing"
-            return compared.result("INVALID", "share", said)
-    texts = {arm: [_texts(boot, compared.metric) for boot in compared.arm(arm)] for arm in ("a", "b")}
-    prompts = texts["a"][0].keys()
-    if any(found.keys() != prompts for found in (*texts["a"], *texts["b"])) or not prompts:
-        return compared.result("INVALID", "share", "prompts: the boots did not answer the same ones")
-    if len(texts["a"]) < 2:
-        said = "one boot of arm A cannot show whether A repeats itself, so that B differs or not means nothing"
-        return compared.result("INCONCLUSIVE", "share", said, more_boots=2)
-    repeated = [p for p in prompts if len({found[p] for found in texts["a"]}) == 1]
-    differing = [p for p in repeated if any(found[p] != texts["a"][0][p] for found in texts["b"])]
-    said = f"A repeats itself on {len(repeated)} of {len(prompts)} prompts, B differs on {len(differing)} of those"
-    p = agreement.apart(
-        *([[found[prompt] for prompt in sorted(prompts)] for found in texts[arm]] for arm in ("a", "b"))
-    )
-    state: State = "INCONCLUSIVE"
-    if p <= look.level:
-        state = "FAIL"
-    elif len(repeated) < REPRODUCED * len(prompts):
-        said += "; what A does not repeat shows nothing about B"
-    elif not differing:
-        state = "PASS"
-    if differing:
-        said += f"; boots of one build would be as far apart with p = {p:.2g}"
-    share = len(differing) / len(repeated) if repeated else None
-    return compared.result(state, "share", f"{said} ({_boots(compared)})", effect=share)
 
 
 def _with_boots(
@@ -301,19 +249,6 @@ def _answers(compared: Compared, boot: BootResult, key: str) -> dict[Any, tuple[
     }
 
 
-def _texts(boot: BootResult, bench: str) -> Mapping[Any, str]:
-    """Prompt (and pass) -> all that was said, the reasoning channel included."""
-    return {
-        sample.get("id", sample.get("prompt_id")): sample.get("text", sample.get("reasoning", ""))
-        + sample.get("completion", "")
-        for sample in _outputs_of(boot, bench)
-    }
-
-
-def _outputs_of(boot: BootResult, bench: str) -> list[Mapping[str, Any]]:
-    found = next(m for m in boot.measurements.values() if m.bench == bench)
-    return [sample for sample in found.samples if "text" in sample or "completion" in sample]
-
-
-def _boots(compared: Compared) -> str:
+def boots_of(compared: Compared) -> str:
+    """How many boots each arm has, in words."""
     return f"{len(compared.arm('a'))} + {len(compared.arm('b'))} boots"
