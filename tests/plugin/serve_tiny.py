@@ -119,9 +119,6 @@ def run_rank(job: dict, rank: int, port: int) -> int:
     except BaseException:
         traceback.print_exc()
         return 1
-    finally:
-        for left in Path("/dev/shm").glob(f"{port}-tp:*-cpushm_{rank}"):
-            left.unlink(missing_ok=True)
     return 0
 
 
@@ -169,6 +166,10 @@ def main() -> int:
             if ranks[-1] == 0:
                 os._exit(run_rank(job, rank, port))
         failed += not finished(set(ranks))
+        for left in Path("/dev/shm").glob(
+            f"{port}-tp:*-cpushm_*"
+        ):  # of ranks that were killed, or end without a goodbye
+            left.unlink(missing_ok=True)
     return 1 if failed else 0
 
 
