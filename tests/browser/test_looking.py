@@ -120,7 +120,6 @@ def test_the_boots_of_an_ab_are_selected_and_compared(open_page, address, ab):
 
 def test_the_boots_curves_are_drawn_against_their_places(open_page, address, store, ab):
     page = open_page(ui.curves_url(address, ab))
-    page.get_by_text("curve (").first.wait_for()
     page.locator(".js-plotly-plot .scatterlayer .trace").first.wait_for(state="attached")
     page.wait_for_function("document.querySelectorAll('.js-plotly-plot .scatterlayer .trace').length >= 8")
     keep(page, "mlflow_curves")

@@ -96,7 +96,9 @@ def test_lanes_that_meet_at_different_lines_are_a_divergent_barrier() -> None:
 
 
 def test_a_lane_that_leaves_its_wave_is_a_deadlock() -> None:
-    fault = Edit("producer.h", "    float scale = scale_of", "    if (lane == 7) return;\n    float scale = scale_of")
+    fault = Edit(
+        "producer.h", "  float scale = scale_of<ELEMENT>(__b", "  if (lane == 7) return;\n  float scale = scale_of<ELEMENT>(__b"
+    )
     with pytest.raises(EmulationError, match=r"waits at the wave operation of encode\.h"):
         run_producer(fault)
 
@@ -104,8 +106,8 @@ def test_a_lane_that_leaves_its_wave_is_a_deadlock() -> None:
 def test_an_output_that_nobody_writes_is_named() -> None:
     fault = Edit(
         "producer.h",
-        "      row_sums[static_cast<long>(index) * M + row] =",
-        "      if (row != 4) row_sums[index * M + row] =",
+        "    row_sums[static_cast<long>(index) * M + row] =",
+        "    if (row != 4) row_sums[index * M + row] =",
     )
     codes, scales, row_sums = run_producer(fault)
     codes.complete()
