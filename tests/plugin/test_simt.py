@@ -97,7 +97,9 @@ def test_lanes_that_meet_at_different_lines_are_a_divergent_barrier() -> None:
 
 def test_a_lane_that_leaves_its_wave_is_a_deadlock() -> None:
     fault = Edit(
-        "producer.h", "  float scale = scale_of<ELEMENT>(__b", "  if (lane == 7) return;\n  float scale = scale_of<ELEMENT>(__b"
+        "producer.h",
+        "  float scale = scale_of<ELEMENT>(__b",
+        "  if (lane == 7) return;\n  float scale = scale_of<ELEMENT>(__b",
     )
     with pytest.raises(EmulationError, match=r"waits at the wave operation of encode\.h"):
         run_producer(fault)

@@ -116,9 +116,10 @@ class Lossy:
             def _pass_on(self) -> None:
                 proxy.requests += 1
                 number = proxy.requests
-                body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+                body = self._whole_body()
+                headers = {name: said for name, said in self.headers.items() if name.lower() != "transfer-encoding"}
                 there = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-                there.request(self.command, self.path, body, dict(self.headers))
+                there.request(self.command, self.path, body, headers)
                 answer = there.getresponse()
                 content = answer.read()
                 there.close()
@@ -131,6 +132,17 @@ class Lossy:
                 self.send_header("Content-Length", str(len(content)))
                 self.end_headers()
                 self.wfile.write(content)
+
+            def _whole_body(self) -> bytes:
+                """An empty file comes in chunks, of which there is none."""
+                if "chunked" not in self.headers.get("Transfer-Encoding", ""):
+                    return self.rfile.read(int(self.headers.get("Content-Length") or 0))
+                body = b""
+                while size := int(self.rfile.readline().split(b";")[0], 16):
+                    body += self.rfile.read(size)
+                    self.rfile.readline()
+                self.rfile.readline()
+                return body
 
             do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = _pass_on
 

@@ -195,6 +195,8 @@ def test_a_server_that_is_away_stops_nothing_and_gets_the_runs_later(store, serv
 
 def test_whichever_answer_is_lost_the_run_is_there_once_and_whole(store, server):
     tracker, _ = said_by(store, f"http://127.0.0.1:{free_port()}")
+    tracker.start("before", {"p": "1"}, {"variant": "small"}).finish("FINISHED")
+    Mirror(store, server.url).push()  # the experiment is there
     run, way = tracker.start("small", {"p": "1"}, {"variant": "small"}), Lossy(server.port)
     run.log_metrics(CURVE)
     run.log_text("report.html", "<p>naïve</p>")
