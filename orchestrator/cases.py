@@ -108,6 +108,12 @@ def _check(metric: Metric, case: Case, where: str) -> None:
     given = [key for key in numbers if getattr(metric, key) is not None]
     if len(given) > 1:
         raise UsageError(f"{where}: {' and '.join(given)}: one of them says what is claimed; keep that")
+    contrary = {"superior": "margin", "non_inferior": "min_effect"}.get(case.claim)
+    if given == [contrary] and not metric.guardrail:
+        raise UsageError(
+            f"{where}.{contrary}: the case claims {case.claim}, which has no such number; write "
+            f"{'min_effect, or add guardrail: true' if contrary == 'margin' else 'margin'}"
+        )
     if not given and (metric.guardrail or case.claim not in ("superior", "any")):
         raise UsageError(f"{where}: what is claimed has no number; add margin, max_increase or min_effect")
     for key, below in BELOW.items():

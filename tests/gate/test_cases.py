@@ -39,6 +39,15 @@ def test_a_case_that_comes_out_otherwise_is_status_1_and_named(tmp_path, capsys)
     [
         ("- {name: x, claim: superior, expect: PASS, metrics: {m: {a: [1], b: [1], sprad: 1}}}", "sprad"),
         ("- {name: x, claim: best, expect: PASS}", "claim"),
+        (
+            "- {name: x, claim: superior, expect: PASS, metrics: {m: {a: [10.0], b: [10.3], margin: 0.5}}}",
+            "metrics.m.margin: the case claims superior, which has no such number",
+        ),
+        (
+            "- {name: x, claim: non_inferior, expect: PASS, metrics: {m: {a: [10.0], b: [10.3], min_effect: 0.5}}}",
+            "metrics.m.min_effect: the case claims non_inferior, which has no such number",
+        ),
+        ("- {name: x, claim: any, expect: PASS, why: 2026-99-99}", "no YAML (month must be in 1..12)"),
         ("- {name: x, claim: any}", "expect: give either expect or expect_not"),
         ("- {name: x, claim: any, expect: PASS, expect_not: FAIL}", "expect: give either"),
         ("- {name: x, claim: any, expect: GOOD}", "'GOOD' is none of PASS, FAIL, INCONCLUSIVE, INVALID"),
