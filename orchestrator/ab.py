@@ -55,7 +55,7 @@ class AB:
                 self._store_floors()
             self.log.log_json(attempts.VERDICT, to_jsonable(verdict))
             self.log.log_metrics(_effects(verdict))
-            self.log.log_text("report.html", paired_report.of_ab(self.tracker.directory, self._own(), verdict))
+            self._draw(verdict)
             self.log.set_tag(DESCRIPTION, verdict_text.as_markdown(verdict, self.design))
             self.log.set_tag("verdict", verdict.state)
             self.log.finish("FINISHED", "; ".join(verdict.reasons))
@@ -79,6 +79,16 @@ class AB:
         self.log.log_metrics({f"floor.{name}.sd_between_log": floor.sd_between_log for name, floor in found.items()})
         for path in floors.save(self.state, found):
             self.progress.note(f"floors of {len(found)} metrics are in {path}")
+
+    def _draw(self, verdict: Verdict) -> None:
+        """The page. One that cannot be drawn is said, and costs nobody the verdict of a night."""
+        try:
+            page = paired_report.of_ab(self.tracker.directory, self._own(), verdict)
+        except Exception as error:
+            again = f"`python -m orchestrator compare {self.log.run_id}` draws it again"
+            self.progress.note(f"report.html: {type(error).__name__}: {error}; the verdict stands, {again}")
+            return
+        self.log.log_text("report.html", page)
 
     def _make_ready(self) -> bool:
         for left in reversed(range(TRIES)):

@@ -52,6 +52,17 @@ def test_the_exit_status_is_the_verdict_and_so_are_tag_and_record(new_world, cap
     assert METRIC in out
 
 
+def test_a_page_that_cannot_be_drawn_is_said_and_costs_no_verdict(new_world, monkeypatch, capsys):
+    def broken(*_):
+        raise ValueError("no picture")
+
+    monkeypatch.setattr("orchestrator.paired_report.of_ab", broken)
+    world = new_world(b_better=0.05)
+    assert ab_run.start(world.test(port=world.port), ["box=cpu"]) == 0
+    assert parent(world).status == "FINISHED" and recorded(world).state == "PASS"
+    assert "report.html: ValueError: no picture; the verdict stands" in capsys.readouterr().err
+
+
 def test_every_boot_is_a_nested_run_with_its_whole_record_in_the_order_of_the_design(new_world):
     world = new_world(b_better=0.05)
     start(world)
