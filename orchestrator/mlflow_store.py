@@ -63,13 +63,20 @@ def connect(directory: Path) -> MlflowClient:
     with explained(path):
         directory.mkdir(parents=True, exist_ok=True)
         made = client_class()
-        with (directory / ".mlflow.lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with alone(path):
             if not _exists(path):
                 _create(made, path)
         client = made(uri(path))
         client.get_experiment("0")  # the first query checks the schema
         return client
+
+
+@contextmanager
+def alone(path: Path) -> Iterator[None]:
+    """One process at a time on the database at `path`: for what MLflow does as a look and then a write."""
+    with (path.parent / ".mlflow.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def _exists(path: Path) -> bool:

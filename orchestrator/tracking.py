@@ -251,7 +251,7 @@ class RunLog:
             for name, sha256 in measurement.corpora.items()
         ]
         if inputs:
-            with self._explained():
+            with self._explained(), mlflow_store.alone(self._database):  # of two that add a dataset, one would fail
                 self._client.log_inputs(self.run_id, inputs)
 
     def _fit(self, kind: str, name: str, value: str, limit: int) -> str:

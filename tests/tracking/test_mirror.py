@@ -26,7 +26,7 @@ from tests.tracking.test_tracking import measurement
 
 CURVE = {f"decode.ms_per_step.ctx{at}": 20.0 + at / 1000 for at in (0, 512, 8192)}
 TEN_AT_ONCE = """
-    import os, sys
+    import os, sys, traceback
     from pathlib import Path
     from orchestrator import mlflow_store
     from orchestrator.tracking import Tracker
@@ -46,6 +46,8 @@ TEN_AT_ONCE = """
             try:
                 boot(number)
                 code = 0
+            except BaseException:
+                traceback.print_exc()
             finally:
                 sys.stderr.flush()
                 os._exit(code)
