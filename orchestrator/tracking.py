@@ -14,7 +14,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
@@ -29,6 +29,9 @@ from orchestrator.records import Measurement, to_jsonable, write_bytes, write_js
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
+    from mlflow.entities import Metric
+
+    from orchestrator.box_load import Sample
 
 Status = Literal["FINISHED", "FAILED", "KILLED"]
 PARAM_LENGTH, TAG_LENGTH = 6000, 8000  # MLflow's limits in characters; beyond them it cuts without a word
@@ -201,9 +204,18 @@ class RunLog:
             for name, points in labels.curves(metrics).items()
             for at, value in points
         ]
-        with self._explained():
-            for at in range(0, len(batch), METRICS_PER_CALL):
-                self._client.log_batch(self.run_id, metrics=batch[at : at + METRICS_PER_CALL])
+        self._log(batch)
+
+    def log_box_load(self, samples: Sequence[Sample]) -> None:
+        """What the box did while it served, each look a step of MLflow's system metrics."""
+        from mlflow.entities import Metric
+
+        batch = [
+            Metric(name, value, sample.at_ms, step)
+            for step, sample in enumerate(samples)
+            for name, value in sample.values.items()
+        ]
+        self._log(batch)
 
     def log_json(self, path: str, data: Any) -> None:
         with mlflow_store.explained(self.artifacts / path):
@@ -238,6 +250,11 @@ class RunLog:
         with self._explained():
             self._client.set_terminated(self.run_id, status)
         self._ended(self.run_id)
+
+    def _log(self, batch: Sequence[Metric]) -> None:
+        with self._explained():
+            for at in range(0, len(batch), METRICS_PER_CALL):
+                self._client.log_batch(self.run_id, metrics=batch[at : at + METRICS_PER_CALL])
 
     def _log_corpora(self, measurement: Measurement) -> None:
         """Each text that was sent, as a dataset of MLflow, whose digest holds the beginning of the text's SHA-256."""
