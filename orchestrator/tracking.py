@@ -70,7 +70,7 @@ class Tracker:
         reaped = []
         with mlflow_store.explained(mlflow_store.database(self.directory)):
             for run in list(self._running()):  # pages are by offset: ending a run would shift the next page
-                if (holder := owner_of(run.data.tags)) is None or holder.alive():
+                if (holder := owner.from_tags(run.data.tags)) is None or holder.alive():
                     continue
                 reason = f"{GONE} (pid {holder.pid} on {holder.host})"
                 self._run_log(run).finish("KILLED", reason)
@@ -81,7 +81,7 @@ class Tracker:
         """A new run that belongs to this process until it is finished; with `parent`, a run id, nested in that."""
         from mlflow.entities import Param
 
-        owned = _owned() | ({catalog.PARENT: parent} if parent else {})
+        owned = owner.to_tags(owner.current()) | ({catalog.PARENT: parent} if parent else {})
         long = {key for key, value in tags.items() if len(str(value)) > TAG_LENGTH}
         short = {key: str(value) for key, value in tags.items() if key not in long}
         with mlflow_store.explained(mlflow_store.database(self.directory)):
@@ -99,7 +99,7 @@ class Tracker:
     def resume(self, run_id: str) -> RunLog:
         """A run that ended before its work did: it belongs to this process now and is RUNNING again."""
         with mlflow_store.explained(mlflow_store.database(self.directory)):
-            for key, value in _owned().items():
+            for key, value in owner.to_tags(owner.current()).items():
                 self._client.set_tag(run_id, key, value)
             self._client.update_run(run_id, status="RUNNING")
             return self.log(run_id)
@@ -289,26 +289,6 @@ class RunLog:
     def _explained(self) -> Iterator[None]:
         with mlflow_store.explained(self._database):
             yield
-
-
-def _owned() -> dict[str, str]:
-    me = owner.current()
-    return {
-        "owner.pid": str(me.pid),
-        "owner.start_time": repr(me.start_time_s),
-        "owner.host": me.host,
-        "owner.boot_id": me.boot_id,
-    }
-
-
-def owner_of(tags: Mapping[str, str]) -> owner.Owner | None:
-    """The process that a run belongs to; None where its tags do not say."""
-    try:
-        names = {"pid": "owner.pid", "start_time_s": "owner.start_time", "host": "owner.host"}
-        found = {field: tags[tag] for field, tag in names.items()}
-        return owner.from_mapping({**found, "boot_id": tags.get("owner.boot_id", "")})
-    except (KeyError, ValueError):
-        return None
 
 
 def _local(artifact_uri: str) -> Path:
