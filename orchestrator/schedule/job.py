@@ -46,6 +46,7 @@ class Job:
     boots_left: int = 0  # at most
     faults: int = 0  # how often it ended without a verdict and without being asked to
     nights: int = 0  # windows that passed without it starting or going on
+    not_before_utc: str = ""  # after a fault it is tried again from then on
     cancel_asked: bool = False  # it stops at its next boot boundary
 
     @property

@@ -22,7 +22,8 @@ FILE = "queue.sqlite"
 VERSION = 1
 LOCK_WAIT_S = 20.0
 MAX_OPEN = 10_000
-LONGEST_PAGE = 1_000
+LONGEST_PAGE = 1_000  # of jobs
+EVENTS_PER_PAGE = 100_000
 _COLUMNS = tuple(field.name for field in fields(Job))
 _LISTS = ("overrides", "depends_on")
 _SCHEMA = f"""
@@ -33,7 +34,7 @@ CREATE TABLE jobs (
 );
 CREATE UNIQUE INDEX jobs_by_key ON jobs (idempotency_key) WHERE idempotency_key IS NOT NULL;
 CREATE INDEX jobs_by_state ON jobs (state, id);
-CREATE UNIQUE INDEX one_running_a_node ON jobs (node, box) WHERE state = 'running';
+CREATE UNIQUE INDEX one_running_a_node ON jobs (node) WHERE state = 'running';
 CREATE TABLE events (seq INTEGER PRIMARY KEY AUTOINCREMENT, at_utc, job_id, kind, data);
 CREATE INDEX events_by_job ON events (job_id, seq);
 CREATE TABLE notes (name PRIMARY KEY, value);
@@ -164,15 +165,16 @@ class Queue:
                 return self._move(database, job, "cancelled", {"reason": reason})
             return self._set(database, job, "cancel asked", {"cancel_asked": True, "reason": reason})
 
-    def claim(self, job_id: int, node: str) -> Job | None:
+    def claim(self, job_id: int, node: str, stack: str = "") -> Job | None:
         """Make a waiting job a running one, held by this process; None where another was faster, the job waits no
-        more, or a job runs on that node's box already."""
+        more, or a job runs on that node already."""
         with self._writing() as database:
             job = self._get(database, job_id)
             if job.state not in ("queued", "paused"):
                 return None
             try:
                 changes = {"node": node, "started_at_utc": job.started_at_utc or self._clock(), "reason": ""}
+                changes |= {"stack": stack or job.stack}
                 job = self._move(database, job, "running", changes)
             except sqlite3.IntegrityError:
                 return None
@@ -202,9 +204,13 @@ class Queue:
         with self._writing() as database:
             return self._log(database, kind, job_id, data)
 
-    def events(self, after: int = 0, job_id: int | None = None, limit: int = LONGEST_PAGE) -> list[Event]:
-        """What happened after event number `after`, oldest first."""
-        chosen, given = ("", ()) if job_id is None else (" AND job_id = ?", (job_id,))
+    def events(
+        self, after: int = 0, job_id: int | None = None, limit: int = EVENTS_PER_PAGE, kind: str | None = None
+    ) -> list[Event]:
+        """What happened after event number `after`, oldest first, at most `limit` of it."""
+        asked = {"job_id": job_id, "kind": kind}
+        chosen = "".join(f" AND {name} = ?" for name, value in asked.items() if value is not None)
+        given = [value for value in asked.values() if value is not None]
         with self._reading() as database:
             rows = database.execute(
                 f"SELECT seq, at_utc, job_id, kind, data FROM events WHERE seq > ?{chosen} ORDER BY seq LIMIT ?",

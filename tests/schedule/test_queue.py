@@ -77,9 +77,9 @@ def test_a_state_changes_only_as_declared(queue, state):
     for other in STATES:
         job = added(queue, box=f"{state}-{other}")
         for step in way.get(state, ("running", state)):
-            queue.move(job.id, step)
+            queue.move(job.id, step, node=f"{state} {other}")
         if other in MAY_BECOME.get(state, ()):
-            assert queue.move(job.id, other).state == queue.get(job.id).state == other
+            assert queue.move(job.id, other, node=f"{state} {other}").state == queue.get(job.id).state == other
         else:
             with pytest.raises(NotPossible, match=f"is {state} and cannot be {other}"):
                 queue.move(job.id, other)
@@ -88,7 +88,7 @@ def test_a_state_changes_only_as_declared(queue, state):
 def test_a_running_job_is_asked_to_stop_and_a_waiting_one_is_cancelled(queue):
     waits, runs, ended = added(queue), added(queue, box="b"), added(queue, box="c")
     queue.claim(runs.id, "here")
-    queue.claim(ended.id, "here")
+    queue.claim(ended.id, "there")
     queue.move(ended.id, "done", verdict="PASS")
     assert queue.cancel(waits.id).state == "cancelled" and queue.get(waits.id).ended_at_utc
     assert queue.cancel(runs.id).cancel_asked and queue.get(runs.id).state == "running"
@@ -107,7 +107,7 @@ def test_every_change_is_an_event_with_its_number(queue):
     assert [e.seq for e in queue.events(after=1, job_id=job.id)] == [2, 3] and queue.events(after=3) == []
 
 
-def test_one_node_runs_one_job_of_a_box_at_a_time(queue):
+def test_one_node_runs_one_job_at_a_time(queue):
     first, second = added(queue), added(queue)
     assert queue.claim(first.id, "here").state == "running"
     assert queue.claim(second.id, "here") is None and queue.get(second.id).state == "queued"

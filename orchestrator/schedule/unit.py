@@ -1,0 +1,361 @@
+"""The unit of the night: one A/B on the box that it was given, in a process of its own, watched and ended in time.
+
+The A/B's process asks before every boot whether it may go on, and says so in a file. Whoever watches it, on the same
+machine, ends what takes too long, and leaves only when prod is seen to.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from pathlib import Path
+from subprocess import DEVNULL, Popen
+from typing import TYPE_CHECKING, Protocol
+
+from orchestrator import config
+from orchestrator.errors import OrchestratorError, UsageError
+from orchestrator.progress import Progress, span
+from orchestrator.records import from_jsonable, to_jsonable, write_json
+from orchestrator.schedule.clock import Clock
+from orchestrator.schedule.decide import Node
+
+if TYPE_CHECKING:
+    from orchestrator.catalog import Entry
+    from orchestrator.design import Design, Slot
+    from orchestrator.schema import ABTest
+
+JOB_TAG = "job"  # on the A/B's run: which job of which queue it is
+POLL_S = 5.0
+GRACE_S = 600.0  # from a SIGTERM on; then SIGKILL. Prod's return takes a boot.
+SAID = "heartbeat.json"
+OUTCOME = "outcome.json"
+LOG = "ab.log"
+CUT_OFF, ENDED = "cut off at the window's end", "ended before its next boot boundary, as asked"
+STOP = "stop"  # while this file is there, no further boot is begun
+
+
+@dataclass(frozen=True)
+class Order:
+    """What a unit is told. Times are ISO 8601 in UTC."""
+
+    job: str  # "QUEUE/NUMBER", the same in every night
+    overrides: tuple[str, ...]
+    stop_by_utc: str  # no boot is begun that would probably not end by then; one that runs still is cut off
+    closes_utc: str  # prod is back by then
+    margin: float
+    boot_deadline: float
+    boot_deadline_s: float
+    ready_s: float
+
+    @property
+    def stop_by(self) -> datetime:
+        return datetime.fromisoformat(self.stop_by_utc)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of it. `paused` may go on another night, `busy` found the box in somebody else's hands, `fault` ended without
+    being asked to, `refused` can never be."""
+
+    state: str  # done, paused, busy, fault, refused
+    reason: str = ""
+    run_id: str = ""
+    verdict: str = ""
+    stack: str = ""
+    boot_s: float = 0.0
+    boots_left: int = 0
+    held_s: float = 0.0  # for which the box was taken
+    prod: tuple[str, ...] = ()  # what is said of it afterwards
+    prod_ok: bool = True
+
+
+@dataclass(frozen=True)
+class Said:
+    """The A/B's process before a boot."""
+
+    slot: str
+    expected_s: float
+    at_s: float  # by the steady clock
+    run_id: str = ""
+    stack: str = ""
+    boot_s: float = 0.0
+    boots_left: int = 0
+
+
+class Process(Protocol):
+    """A process group's first process, as `subprocess.Popen` or a fork is one."""
+
+    pid: int
+
+    def poll(self) -> int | None: ...
+
+
+@dataclass
+class Own:
+    """The A/B's own process."""
+
+    order: Order
+    clock: Clock
+    directory: Path
+    _last: Said | None = field(default=None, init=False)
+
+    def work(self) -> int:
+        """Start the A/B, or go on with it; returns the exit status, and leaves the outcome in a file."""
+        from orchestrator import lease
+        from orchestrator.shift import Paused
+
+        try:
+            test = config.load_ab(self.order.overrides)
+        except UsageError as error:
+            return self._leave(Outcome("refused", str(error)), error.exit_code)
+        tracking = Path(test.paths.tracking)
+        state, reason = "done", ""
+        try:
+            code = self._conduct(test)
+        except Paused as paused:
+            code, state, reason = paused.exit_code, "paused", str(paused)
+        except lease.Busy as busy:
+            code, state, reason = busy.exit_code, "busy", str(busy)
+        except OrchestratorError as error:
+            code, state, reason = error.exit_code, "fault", str(error)
+        entry = run_here(tracking, self.order.job)
+        if entry is None:
+            return self._leave(Outcome(state, reason), code)
+        if entry.status == "FINISHED":  # whatever went wrong afterwards, prod's return for one, the verdict stands
+            reason = "; ".join(filter(None, [entry.tags.get("end_reason", ""), reason]))
+            return self._leave(Outcome("done", reason, entry.run_id, entry.tags.get("verdict", "")), code)
+        return self._leave(Outcome(state, reason, entry.run_id), code)
+
+    def _conduct(self, test: ABTest) -> int:
+        from orchestrator import ab_run, sweep
+        from orchestrator.shift import Shift
+
+        shift = Shift({JOB_TAG: self.order.job}, self._before_boot)
+        begun = run_of(Path(test.paths.tracking), self.order.job, test.paths.tracking_server)
+        kind = sweep if test.sweep else ab_run
+        if begun is None:
+            return kind.start(test, self.order.overrides, shift=shift)
+        return kind.resume(begun, test.paths, self.order.overrides, shift=shift)
+
+    def _leave(self, outcome: Outcome, code: int) -> int:
+        if last := self._last:
+            outcome = replace(outcome, stack=last.stack, boot_s=last.boot_s, boots_left=last.boots_left)
+        write_json(self.directory / OUTCOME, to_jsonable(outcome))
+        return code
+
+    def _before_boot(self, design: Design, slots: Sequence[Slot]) -> None:
+        from orchestrator.shift import Paused
+
+        following, boot_s = slots[0], 3600 * design.hours.mean
+        expected_s = 3600 * design.hours.of([following])
+        plan = design.plans[following.arm]
+        first = self._last is None
+        entry = run_here(Path(design.test.paths.tracking), self.order.job)
+        self._last = Said(
+            str(following),
+            expected_s + (self.order.ready_s if first else 0),
+            self.clock.steady_s(),
+            entry.run_id if entry else "",
+            plan.stack.fingerprint,
+            boot_s,
+            len(slots),
+        )
+        write_json(self.directory / SAID, to_jsonable(self._last))
+        if (self.directory / STOP).exists():
+            raise Paused(f"stopped before {following}, as asked")
+        left_s = (self.order.stop_by - self.clock.now()).total_seconds()
+        if self.order.margin * expected_s > left_s:
+            raise Paused(
+                f"the window ends before {following} would: it takes about {span(expected_s)}, {span(max(left_s, 0))} "
+                "are left"
+            )
+
+
+def run_here(tracking: Path, job: str) -> Entry | None:
+    """The run of the job in the local store, the sweep's rather than its A/Bs'; None where there is none."""
+    from orchestrator import catalog
+
+    found = [entry for entry in catalog.entries(tracking) if entry.tags.get(JOB_TAG) == job and not entry.parent]
+    return found[0] if found else None
+
+
+def run_of(tracking: Path, job: str, server: str | None) -> Entry | None:
+    """The job's run to go on with: in the local store, or fetched from the tracking server where it began elsewhere.
+
+    None where it has none yet, or was ended before its first boot was planned.
+    """
+    from orchestrator.attempts import DESIGN
+    from orchestrator.sweep import RECORD
+
+    entry = run_here(tracking, job)
+    if entry is None and server:
+        from orchestrator import retrieve
+
+        retrieve.fetch(tracking, server, {JOB_TAG: job})
+        entry = run_here(tracking, job)
+    if entry is None or not any((entry.artifacts / name).exists() for name in (DESIGN, RECORD)):
+        return None
+    return entry
+
+
+def end_with_parent() -> None:
+    """Let this process get a SIGTERM when the one that watches it is gone: then nobody would end it in time.
+
+    Raises KeyboardInterrupt where that one is gone already.
+    """
+    import ctypes
+
+    ctypes.CDLL(None, use_errno=True).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG, of <linux/prctl.h>
+    if os.getppid() == 1:
+        raise KeyboardInterrupt
+
+
+def directory_of(order: Order) -> Path:
+    """Where the unit's process leaves its log, heartbeat and outcome."""
+    paths = config.load_machine([word for word in order.overrides if word.startswith(("paths.", "box="))]).paths
+    return config.state_dir(paths) / "units" / order.job.replace("/", "-")
+
+
+def spawn(order: Order, directory: Path) -> Popen:
+    """The A/B's process: this program's `schedule unit`, in a process group of its own."""
+    with (directory / LOG).open("ab") as log:
+        command = [sys.executable, "-m", "orchestrator", "schedule", "unit", str(directory / "order.json")]
+        return Popen(command, stdin=DEVNULL, stdout=log, stderr=log, start_new_session=True)
+
+
+def read_order(path: Path) -> Order:
+    """Raises UsageError for what is none."""
+    try:
+        return from_jsonable(Order, json.loads(path.read_text("utf-8")))
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{path}: no order of the scheduler ({error})") from None
+
+
+def conduct(
+    order: Order,
+    clock: Clock,
+    node: Node | None = None,
+    start: Callable[[Order, Path], Process] = spawn,
+    stopping: Callable[[], bool] = lambda: False,
+    ending: Callable[[], bool] = lambda: False,
+    tell: Callable[[Said], None] = lambda said: None,
+    end: Callable[[Process, int], None] | None = None,
+    poll_s: float = POLL_S,
+    grace_s: float = GRACE_S,
+) -> Outcome:
+    """Run the unit on this machine and watch it to its end; returns what came of it, with prod seen to.
+
+    `stopping` asks for a stop at the next boot boundary, `ending` for one at once; `tell` hears of each boot. A
+    KeyboardInterrupt ends the A/B at once, too, and is raised again when prod is back.
+    """
+    end = end or _signal
+    directory = directory_of(order)
+    directory.mkdir(parents=True, exist_ok=True)
+    for name in (OUTCOME, SAID, STOP):
+        (directory / name).unlink(missing_ok=True)
+    write_json(directory / "order.json", to_jsonable(order))
+    began_s = clock.steady_s()
+    process = start(order, directory)
+    why, interrupted = "", False
+    try:
+        why = _watch(order, clock, process, directory, stopping, ending, tell, poll_s)
+    except KeyboardInterrupt:
+        why, interrupted = ENDED, True
+    if why:
+        _end(process, clock, end, poll_s, grace_s)
+    outcome = _outcome(directory, process, why)
+    prod, prod_ok = see_to_prod(order)
+    outcome = replace(outcome, held_s=clock.steady_s() - began_s, prod=prod, prod_ok=prod_ok)
+    if interrupted:
+        raise KeyboardInterrupt
+    return outcome
+
+
+def _watch(
+    order: Order,
+    clock: Clock,
+    process: Process,
+    directory: Path,
+    stopping: Callable[[], bool],
+    ending: Callable[[], bool],
+    tell: Callable[[Said], None],
+    poll_s: float,
+) -> str:
+    """Wait for its end; returns early, with the reason, where it has to be ended."""
+    heard: Said | None = None
+    began_s = clock.steady_s()
+    while process.poll() is None:
+        if ending():
+            return ENDED
+        if stopping():
+            (directory / STOP).touch()
+        said = _said(directory)
+        if said is not None and said != heard:
+            heard = said
+            tell(said)
+        if clock.now() >= order.stop_by:
+            return CUT_OFF
+        since_s, expected_s = (heard.at_s, heard.expected_s) if heard else (began_s, order.ready_s)
+        allowed_s = order.boot_deadline * expected_s + order.boot_deadline_s
+        if clock.steady_s() - since_s > allowed_s:
+            what = heard.slot if heard else "the start"
+            return f"hung: {what} took longer than {span(allowed_s)}"
+        clock.wait(poll_s)
+    if (said := _said(directory)) is not None and said != heard:
+        tell(said)
+    return ""
+
+
+def _said(directory: Path) -> Said | None:
+    with suppress(OSError, ValueError):
+        return from_jsonable(Said, json.loads((directory / SAID).read_text("utf-8")))
+    return None
+
+
+def _end(process: Process, clock: Clock, end: Callable[[Process, int], None], poll_s: float, grace_s: float) -> None:
+    """SIGTERM, which lets it bring prod back; SIGKILL where that takes too long."""
+    end(process, signal.SIGTERM)
+    since_s = clock.steady_s()
+    while process.poll() is None:
+        if clock.steady_s() - since_s > grace_s:
+            end(process, signal.SIGKILL)
+        clock.wait(poll_s)
+
+
+def _signal(process: Process, number: int) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(process.pid, number) if number == signal.SIGTERM else os.killpg(process.pid, number)
+
+
+def _outcome(directory: Path, process: Process, why: str) -> Outcome:
+    """What the process left, or what can be said without it."""
+    with suppress(OSError, ValueError):
+        found = from_jsonable(Outcome, json.loads((directory / OUTCOME).read_text("utf-8")))
+        if found.state == "done" or not why:
+            return found
+    said = _said(directory)
+    known = Outcome("", "")
+    if said is not None:
+        known = Outcome("", run_id=said.run_id, stack=said.stack, boot_s=said.boot_s, boots_left=said.boots_left)
+    if why in (CUT_OFF, ENDED):
+        return replace(known, state="paused", reason=why)
+    if why:
+        return replace(known, state="fault", reason=why)
+    code = process.poll()
+    died = f"was killed by signal {-code}" if code is not None and code < 0 else f"ended with status {code}"
+    return replace(known, state="fault", reason=f"its process {died}: {directory / LOG} has its last words")
+
+
+def see_to_prod(order: Order) -> tuple[tuple[str, ...], bool]:
+    """A pass of the guard on this machine: it ends what is left of the unit, and brings prod back where it is owed."""
+    from orchestrator import prod
+
+    paths = config.load_machine([word for word in order.overrides if word.startswith(("paths.", "box="))]).paths
+    outcomes = prod.guard(config.state_dir(paths), Progress(quiet=True))
+    return tuple(outcome.line for outcome in outcomes), all(outcome.ok for outcome in outcomes)
