@@ -1,7 +1,7 @@
 """Where the units of the night run: on this machine, or on the boxes that have joined a Ray cluster.
 
 Either way a node runs one unit at a time, both arms of an A/B run on one node, and the unit is the same function
-(schedule/unit.py), called on the machine that has the box.
+(schedule/watch.py), called on the machine that has the box.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from orchestrator.errors import UsageError
-from orchestrator.schedule import unit
+from orchestrator.schedule import watch
 from orchestrator.schedule.clock import Clock
 from orchestrator.schedule.decide import Node
 from orchestrator.schedule.unit import Order, Outcome, Said
@@ -57,7 +57,7 @@ class LocalFleet:
 
     clock: Clock
     wake: threading.Event  # set when a unit has ended
-    conduct: Callable[..., Outcome] = unit.conduct
+    conduct: Callable[..., Outcome] = watch.conduct
     machines: Sequence[Node] = ()
     _units: dict[int, _Watched] = field(default_factory=dict, init=False)
     _ending: threading.Event = field(default_factory=threading.Event, init=False)
@@ -105,7 +105,7 @@ class RayFleet:
     schedulers use one box; a task is never tried again by Ray, since its A/B goes on from records instead."""
 
     address: str | None = "auto"
-    conduct: Callable[..., Outcome] = unit.conduct
+    conduct: Callable[..., Outcome] = watch.conduct
     _tasks: dict[int, Any] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
@@ -170,7 +170,7 @@ class RayFleet:
         for task in self._tasks.values():
             self._ray.cancel(task, force=False)
         if self._tasks:
-            self._ray.wait(list(self._tasks.values()), num_returns=len(self._tasks), timeout=unit.GRACE_S)
+            self._ray.wait(list(self._tasks.values()), num_returns=len(self._tasks), timeout=watch.GRACE_S)
 
 
 def _task(conduct: Callable[..., Outcome], order: Order, node: Node) -> Outcome:

@@ -78,7 +78,7 @@ def written_scheduler(directory: Path, state: Path, fleet: str, python: str = sy
     write_bytes(path, content.encode())
     return (
         f"unit: {path}; with the directory ~/.config/systemd/user, start it with "
-        f"`systemctl --user daemon-reload && systemctl --user enable --now {SCHEDULER}.service && loginctl enable-linger`"
+        f"`systemctl --user daemon-reload && systemctl --user enable --now {SCHEDULER} && loginctl enable-linger`"
     )
 
 

@@ -187,10 +187,8 @@ class Scheduler:
         for night in over:
             found = summary.of(self.queue, night, self._opens)
             lines.append(f"{summary.keep(found, self.state)}: {found.headline}")
-            webhook = self.load(night.schedule, "", "").webhook
-            if webhook and (
-                failed := summary.send(found, webhook, self.load(night.schedule, "", "").webhook_timeout_s)
-            ):
+            policy = self.load(night.schedule, "", "")
+            if policy.webhook and (failed := summary.send(found, policy.webhook, policy.webhook_timeout_s)):
                 lines.append(failed)
         return lines
 

@@ -1,4 +1,4 @@
-"""Windows as they pass: opened, closed, or gone by while nothing looked; and the jobs that each of them served or not."""
+"""Windows as they pass: opened, closed, or gone by while nothing looked; and the jobs that waited in vain."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Windows in local time, held against what a clock on the wall would show minute by minute."""
 
 from datetime import UTC, date, datetime, time, timedelta
+from itertools import pairwise
 from zoneinfo import ZoneInfo
 
 import pytest
@@ -96,4 +97,4 @@ def test_there_is_always_a_next_night_and_nights_never_overlap(now, start, end):
     now = now.replace(tzinfo=UTC)
     nights = list(Window(start, end, BERLIN).nights(now))
     assert Window(start, end, BERLIN).at(now).closes > now and len(nights) - 1 <= HORIZON_DAYS
-    assert all(a.closes <= b.opens for a, b in zip(nights, nights[1:], strict=False))
+    assert all(a.closes <= b.opens for a, b in pairwise(nights))
