@@ -10,7 +10,7 @@ import secrets
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -41,7 +41,6 @@ class Scheduler:
     clock: Clock
     state: Path
     load: Callable[[str, str, str], Policy] = policies.of
-    _told: dict[int, str] = field(default_factory=dict, init=False)
 
     def tick(self) -> list[str]:
         """One pass: what the clocks say, what has ended, windows that open and close, what may start."""
@@ -49,7 +48,7 @@ class Scheduler:
         looked = datetime.fromtimestamp(before["wall_s"], UTC) if before else self.clock.now()
         lines = self._clocks(before)
         lines += [self.settle(job_id, outcome) for job_id, outcome in self.fleet.ended()]
-        lines += self._orphans()
+        lines += self._orphans(looked)
         self._stops()
         waiting = [job for job in self.queue.open_jobs() if job.state != "running"]
         lines += self._start(waiting)
@@ -103,16 +102,19 @@ class Scheduler:
         self.queue.move(job.id, state, **changes | {"faults": faults, "not_before_utc": later})
         return f"job {job.id}: {outcome.reason}; it is tried again from {later} on"
 
-    def _orphans(self) -> list[str]:
-        """Jobs that ran when the scheduler before this one ended: their box was rebooted, or its guard ended them.
-
-        None of them counts as a fault: it was not theirs.
+    def _orphans(self, looked: datetime) -> list[str]:
+        """Jobs that ran when the scheduler before this one ended, with its machine or without; they go on from their
+        records. It counts as no fault: it was not theirs. They held their box until `looked`, as far as is known.
         """
         lines = []
         for job in self.queue.orphans():
             if job.id in self.fleet.running():
                 continue
-            self.queue.move(job.id, "paused", reason="the scheduler's machine went down while it ran")
+            began = [event.at_utc for event in self.queue.events(job_id=job.id, kind="running")][-1]
+            held_s = max(0.0, (looked - datetime.fromisoformat(began)).total_seconds())
+            self.queue.log("held", job.id, seconds=held_s)
+            reason, hours = "the scheduler ended while it ran", job.box_hours + held_s / 3600
+            self.queue.move(job.id, "paused", reason=reason, box_hours=hours)
             lines.append(f"job {job.id} was running when the scheduler ended; it goes on from its records")
         return lines
 
@@ -143,10 +145,8 @@ class Scheduler:
                 case Drop(job, reason):
                     self.queue.move(job.id, "cancelled", reason=reason)
                     lines.append(f"job {job.id}: cancelled: {reason}")
-                case Wait(job, reason) if self._told.get(job.id) != reason:
-                    self._told[job.id] = reason
-                    if job.reason != reason:
-                        self.queue.update(job.id, "waits", reason=reason)
+                case Wait(job, reason, opens) if job.reason != reason and not (opens and job.reason):
+                    self.queue.update(job.id, "waits", reason=reason)
         return lines
 
     def _begin(self, job: Job, node: Node, night: Night, stop_by: datetime, policy: Policy) -> list[str]:
@@ -164,7 +164,6 @@ class Scheduler:
             ready_s=60 * policy.ready_min,
         )
         self.fleet.start(job.id, order, node, lambda said: self._tell(job.id, said))
-        self._told.pop(job.id, None)
         return [f"job {job.id} starts on {node.name}, until {iso(stop_by)} at the latest"]
 
     def _tell(self, job_id: int, said: Said) -> None:

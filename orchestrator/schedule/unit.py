@@ -73,6 +73,7 @@ class Said:
     slot: str
     expected_s: float
     at_s: float  # by the steady clock
+    ready_s: float = 0.0  # allowed besides, for what the first boot needs
     run_id: str = ""
     stack: str = ""
     boot_s: float = 0.0
@@ -142,8 +143,9 @@ class Own:
         entry = run_here(Path(design.test.paths.tracking), self.order.job)
         self._last = Said(
             str(following),
-            expected_s + (self.order.ready_s if first else 0),
+            expected_s,
             self.clock.steady_s(),
+            self.order.ready_s if first else 0.0,
             entry.run_id if entry else "",
             plan.stack.fingerprint,
             boot_s,

@@ -111,8 +111,10 @@ def _watch(
             tell(said)
         if clock.now() >= order.stop_by:
             return CUT_OFF
-        since_s, expected_s = (heard.at_s, heard.expected_s) if heard else (began_s, order.ready_s)
-        allowed_s = order.boot_deadline * expected_s + order.boot_deadline_s
+        since_s, allowed_s = began_s, order.ready_s + order.boot_deadline_s
+        if heard:
+            since_s = heard.at_s
+            allowed_s = heard.ready_s + order.boot_deadline * heard.expected_s + order.boot_deadline_s
         if clock.steady_s() - since_s > allowed_s:
             what = heard.slot if heard else "the start"
             return f"hung: {what} took longer than {span(allowed_s)}"
