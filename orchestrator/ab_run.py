@@ -169,6 +169,7 @@ def one(test: ABTest, inputs: Mapping[Arm, Inputs], place: Site, parent: str | N
     tags = _tags(made, {arm: executor.tags(arm) for arm in ARMS}, place.overrides) | dict(place.shift.tags)
     log = place.tracker.start(f"{test.a.name} | {test.b.name}", _params(made), tags, parent)
     log.log_json(attempts.DESIGN, to_jsonable(made))
+    log.publish()  # with its design there, another box can go on with it
     return _conduct(made, executor, place, log, inputs["a"].state)
 
 

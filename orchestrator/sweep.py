@@ -60,6 +60,7 @@ def start(test: ABTest, overrides: Sequence[str], quiet: bool = False, shift: Sh
         name = f"{test.a.name} {test.sweep.key} {', '.join(map(str, test.sweep.values))}"
         log = place.tracker.start(name, identity.flat({"sweep": to_jsonable(test.sweep)}), tags)
         log.log_json(RECORD, to_jsonable(test))
+        log.publish()
         return _conduct(test, place, log)
 
 

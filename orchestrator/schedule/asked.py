@@ -25,7 +25,11 @@ def job(words: Sequence[str], by: str = "") -> Job:
     own = {word.partition("=")[0]: word.partition("=")[2] for word in words if word.partition("=")[0] in OWN}
     rest = tuple(word for word in words if word.partition("=")[0] not in OWN)
     test = config.load_ab(rest)
-    boxed = rest if any(word.startswith("box=") for word in rest) else (*rest, f"box={test.box.name}")
+    if not any(word.startswith("box=") for word in rest):
+        rest = (*rest, f"box={test.box.name}")
+    if not Path(test.paths.tracking).is_absolute():  # the scheduler works in another directory
+        kept = (word for word in rest if not word.startswith("paths.tracking="))
+        rest = (*kept, f"paths.tracking={Path(test.paths.tracking).resolve()}")
     name = own.get("schedule", "nightly")
     policy.of(name, own.get("window", ""), own.get("zone", "")).hours()
     try:
@@ -38,7 +42,7 @@ def job(words: Sequence[str], by: str = "") -> Job:
     for text in needed:
         dependency(text)
     return Job(
-        overrides=boxed,
+        overrides=rest,
         box=test.box.name,
         schedule=name,
         window=own.get("window", ""),

@@ -98,7 +98,7 @@ class Scheduler:
             self.queue.move(job.id, "failed", **changes | {"faults": faults})
             return f"job {job.id}: failed after {faults} tries: {outcome.reason}"
         later = iso(self.clock.now() + timedelta(minutes=policy.retry_min))
-        state = "paused" if changes["run_id"] else "queued"
+        state = "paused" if changes["run_id"] or outcome.state == "lost" else "queued"
         self.queue.move(job.id, state, **changes | {"faults": faults, "not_before_utc": later})
         return f"job {job.id}: {outcome.reason}; it is tried again from {later} on"
 
@@ -162,6 +162,7 @@ class Scheduler:
             boot_deadline=policy.boot_deadline,
             boot_deadline_s=60 * policy.boot_deadline_min,
             ready_s=60 * policy.ready_min,
+            moved=job.node not in ("", node.name),
         )
         self.fleet.start(job.id, order, node, lambda said: self._tell(job.id, said))
         return [f"job {job.id} starts on {node.name}, until {iso(stop_by)} at the latest"]

@@ -66,8 +66,10 @@ def decide(
     """One decision for each job of `waiting`, which is in the order in which they are to run.
 
     `policies` are by job id, with the job's own window in them; `ended` are the jobs that others depend on, by id;
-    `busy` are the names of nodes that run something. A job may pass one before it that does not fit into what is left
-    of the window: it ends before that one can start.
+    `busy` are the names of nodes that run something.
+
+    A job starts where it can end within the window; one that has begun, or is too long for any whole window, where its
+    next boot can. A job may pass one before it that does not fit into what is left: that one could not have started.
     """
     taken, found = set(busy), []
     for job in waiting:
@@ -99,10 +101,11 @@ def _one(
     left_s = (stop_by - now).total_seconds()
     needed_s, least_s = durations(job, policy)
     whole_s = night.length_s - 60 * policy.return_min
-    if needed_s <= left_s or (needed_s > whole_s and least_s <= left_s):
+    begun = job.state == "paused" or needed_s > whole_s
+    if needed_s <= left_s or (begun and least_s <= left_s):
         return Start(job, node, night, stop_by)
     until = f"{span(max(left_s, 0))} are left of the window"
-    if needed_s > whole_s:
+    if begun:
         return Wait(job, f"one boot takes about {span(least_s)}, {until}")
     return Wait(job, f"takes at most {span(needed_s)}, {until}; it fits into a whole one")
 

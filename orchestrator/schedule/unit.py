@@ -43,6 +43,7 @@ class Order:
     boot_deadline: float
     boot_deadline_s: float
     ready_s: float
+    moved: bool = False  # it began on another machine, whose records are on the tracking server
 
     @property
     def stop_by(self) -> datetime:
@@ -121,7 +122,7 @@ class Own:
         from orchestrator.shift import Shift
 
         shift = Shift({JOB_TAG: self.order.job}, self._before_boot)
-        begun = run_of(Path(test.paths.tracking), self.order.job, test.paths.tracking_server)
+        begun = run_of(Path(test.paths.tracking), self.order, test.paths.tracking_server)
         kind = sweep if test.sweep else ab_run
         if begun is None:
             return kind.start(test, self.order.overrides, shift=shift)
@@ -170,20 +171,25 @@ def run_here(tracking: Path, job: str) -> Entry | None:
     return found[0] if found else None
 
 
-def run_of(tracking: Path, job: str, server: str | None) -> Entry | None:
+def run_of(tracking: Path, order: Order, server: str | None) -> Entry | None:
     """The job's run to go on with: in the local store, or fetched from the tracking server where it began elsewhere.
 
-    None where it has none yet, or was ended before its first boot was planned.
+    None where it has none yet, or was ended before its first boot was planned. Raises UsageError where its records are
+    out of reach.
     """
     from orchestrator.attempts import DESIGN
     from orchestrator.sweep import RECORD
 
-    entry = run_here(tracking, job)
-    if entry is None and server:
+    if order.moved:
+        if not server:
+            raise UsageError(
+                "it began on another machine, and its records are only there; set paths.tracking_server, so that they "
+                "can be had, or add the A/B again"
+            )
         from orchestrator import retrieve
 
-        retrieve.fetch(tracking, server, {JOB_TAG: job})
-        entry = run_here(tracking, job)
+        retrieve.fetch(tracking, server, JOB_TAG, order.job)
+    entry = run_here(tracking, order.job)
     if entry is None or not any((entry.artifacts / name).exists() for name in (DESIGN, RECORD)):
         return None
     return entry

@@ -9,6 +9,7 @@ from __future__ import annotations
 import faulthandler
 import os
 import signal
+import subprocess
 import sys
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -16,8 +17,9 @@ from pathlib import Path
 
 from orchestrator import ab_run, cli, config, prod
 from orchestrator.design import Hours
-from orchestrator.fleet import LocalFleet
+from orchestrator.fleet import LocalFleet, RayFleet
 from orchestrator.schedule import unit, watch
+from orchestrator.schedule.clock import Clock
 from orchestrator.schedule.decide import Node
 from orchestrator.schedule.unit import Order, Outcome
 from tests.ab.simulated import GATE, Simulated, World
@@ -26,10 +28,11 @@ from tests.schedule.fast_time import FastClock
 BOOT_S = 15 * 60.0
 POLL_S = 300.0
 KINDS = {  # name -> how much better arm B is, and the looks
-    "better": (0.05, (1, 2, 3)),
-    "worse": (-0.05, (1, 2, 3)),
-    "hangs": (0.05, (1, 2, 3)),
+    "better": (0.05, (1, 2)),
+    "worse": (-0.05, (1, 2)),
+    "hangs": (0.05, (1, 2)),
     "long": (0.05, (7,)),
+    "shorter": (0.05, (4,)),
 }
 
 
@@ -67,8 +70,8 @@ def site(order: Order, root: Path) -> Order:
     return replace(order, overrides=(*order.overrides, *places))
 
 
-def work(order: Order, directory: Path, root: Path, clock: FastClock) -> int:
-    """What `schedule unit` does, in a world of simulated servers."""
+def work(order: Order, directory: Path, root: Path, clock: FastClock, server: str | None = None) -> int:
+    """What `schedule unit` does, in a world of simulated servers; `server` is a tracking server."""
     signal.signal(signal.SIGTERM, cli._interrupt)
     faulthandler.register(signal.SIGUSR1, file=sys.stderr)
     name = order.overrides[0].partition("=")[2]
@@ -83,7 +86,6 @@ def work(order: Order, directory: Path, root: Path, clock: FastClock) -> int:
     world.executor = executor
     world.install(setattr)
     ab_run.hours.expected = lambda *_: Hours({"a": BOOT_S / 3600, "b": BOOT_S / 3600}, "simulated")
-    server = os.environ.get("NIGHT_SERVER")
 
     def load_ab(_overrides):
         test = world.test(replace(GATE, looks=looks), port=box_port, seed=order_seed(order))
@@ -154,9 +156,56 @@ def conduct(order: Order, clock: FastClock, root: Path, port: int, node: Node, *
         mine.leave()
 
 
+def conduct_anew(order: Order, _clock: Clock, node: Node, root: Path, port: int, server: str) -> Outcome:
+    """`watch.conduct` with a new interpreter, as on a node of Ray, in fast time."""
+    mine = FastClock(port, f"watch {order.job}")
+    place = root / node.name
+
+    def start(order: Order, directory: Path) -> subprocess.Popen:
+        mine.expect(child_of(order))
+        command = [sys.executable, "-m", "tests.schedule.night", directory / "order.json", place, str(port), server]
+        with (directory / watch.LOG).open("ab") as log:
+            return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+
+    def end(process: subprocess.Popen, number: int) -> None:
+        mine.wake(child_of(order))
+        process.send_signal(number)
+
+    try:
+        return watch.conduct(site(order, place), mine, start=start, end=end, poll_s=POLL_S)
+    finally:
+        mine.leave()
+
+
+class FastRayFleet(RayFleet):
+    """`clock` is told of every unit before it is there."""
+
+    clock: FastClock
+
+    def start(self, job_id, order, node, tell) -> None:
+        self.clock.expect(f"watch {order.job}")
+        super().start(job_id, order, node, tell)
+
+
 class FastFleet(LocalFleet):
     """Two machines in one, as far as their files are concerned."""
 
     def start(self, job_id, order, node, tell) -> None:
         self.clock.expect(f"watch {order.job}")
         super().start(job_id, order, node, tell)
+
+
+def main(path: Path, root: Path, port: int, server: str) -> int:
+    """The process of a unit whose order is in a file."""
+    unit.end_with_parent()
+    order = unit.read_order(path)
+    clock = FastClock(port, child_of(order))
+    clock.now()
+    try:
+        return work(order, path.parent, root, clock, server)
+    except KeyboardInterrupt:
+        return cli.INTERRUPTED
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4]))
