@@ -104,10 +104,9 @@ def _one(
     begun = job.state == "paused" or needed_s > whole_s
     if needed_s <= left_s or (begun and least_s <= left_s):
         return Start(job, node, night, stop_by)
-    until = f"{span(max(left_s, 0))} are left of the window"
     if begun:
-        return Wait(job, f"one boot takes about {span(least_s)}, {until}")
-    return Wait(job, f"takes at most {span(needed_s)}, {until}; it fits into a whole one")
+        return Wait(job, f"its next boot takes about {span(least_s)}, more than is left of the window")
+    return Wait(job, f"takes at most {span(needed_s)}, more than is left of the window; it fits into a whole one")
 
 
 def durations(job: Job, policy: Policy) -> tuple[float, float]:

@@ -126,6 +126,7 @@ class FastClock(Clock):
     def leave(self) -> None:
         """This thread takes part no more."""
         if stream := getattr(self._own, "stream", None):
+            self._own.socket.shutdown(socket.SHUT_RDWR)  # a process forked since then has it open, too
             stream.close()
             self._own.socket.close()
             self._own.stream = None

@@ -54,7 +54,7 @@ def test_one_that_has_begun_or_is_too_long_for_any_window_needs_room_for_its_nex
     for found in (job(hours=3, state="paused", node="box1"), job(hours=30)):
         assert isinstance(decided(found, now=OPEN + 4.2 * HOUR)[0], Start)
         (wait,) = decided(found, now=OPEN + 4.3 * HOUR)
-        assert "one boot takes about 15 min" in wait.reason
+        assert "its next boot takes about 15 min" in wait.reason
 
 
 def test_a_later_job_that_fits_passes_one_that_does_not():
