@@ -27,6 +27,7 @@ STACK = "stack0000"  # of the simulated servers
 START = datetime(2026, 6, 1, 22, tzinfo=UTC)
 OPENS, CLOSES = datetime(2026, 6, 1, 23, tzinfo=UTC), datetime(2026, 6, 2, 11, tzinfo=UTC)
 LOSS = datetime(2026, 6, 2, 0, 40, tzinfo=UTC)
+SMALL = {"object_store_memory": 80 * 2**20}
 POLICY = Policy("23:00-11:00", "UTC", ready_min=15)
 
 
@@ -34,8 +35,8 @@ POLICY = Policy("23:00-11:00", "UTC", ready_min=15)
 def cluster():
     from ray.cluster_utils import Cluster
 
-    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
-    made.boxes = {name: made.add_node(num_cpus=1, resources=offer("cpu", name, STACK)) for name in NAMES}
+    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False} | SMALL)
+    made.boxes = {name: made.add_node(num_cpus=1, resources=offer("cpu", name, STACK), **SMALL) for name in NAMES}
     made.wait_for_nodes()
     yield made
     ray.shutdown()
