@@ -60,6 +60,8 @@ RestartSec=10
 # It ends its A/B and brings prod back first; prod as processes has to outlive it.
 KillMode=process
 TimeoutStopSec=20min
+# so it says that a signal ended it
+SuccessExitStatus=130
 
 [Install]
 WantedBy=default.target

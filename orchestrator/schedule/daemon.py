@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+from orchestrator import interrupts
 from orchestrator.errors import UsageError
 from orchestrator.fleet import Fleet
 from orchestrator.schedule import clock as clocks
@@ -229,6 +230,7 @@ def loop(
                     say(line)
                 scheduler.clock.wait(period_s, wake)
         finally:
-            scheduler.fleet.close()
-            for job_id, outcome in scheduler.fleet.ended():
-                say(scheduler.settle(job_id, outcome))
+            with interrupts.once(held=True):  # a second signal ends nothing sooner: prod has to come back first
+                scheduler.fleet.close()
+                for job_id, outcome in scheduler.fleet.ended():
+                    say(scheduler.settle(job_id, outcome))

@@ -91,7 +91,7 @@ def _one(
         if needed.state != "done" or (verdict and needed.verdict != verdict):
             return Drop(job, f"job {number}, which it depends on, is {needed.state} {needed.verdict}".rstrip())
     if job.not_before_utc and now < datetime.fromisoformat(job.not_before_utc):
-        return Wait(job, f"is tried again from {job.not_before_utc} on: {job.reason}")
+        return Wait(job, job.reason)  # what went wrong
     night = policy.hours().at(now)
     if not night.holds(now):
         return Wait(job, "its window is closed", night.opens)

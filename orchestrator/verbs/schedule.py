@@ -117,9 +117,10 @@ def unit(options: Options) -> int:
 
     if len(options.overrides) != 1:
         raise UsageError("schedule unit is what the scheduler starts; `schedule add` queues an A/B, `ab` runs one now")
-    unit.end_with_parent()
     path = Path(options.overrides[0])
-    return unit.Own(unit.read_order(path), Clock(), path.parent).work()
+    order = unit.read_order(path)
+    unit.end_with_parent()
+    return unit.Own(order, Clock(), path.parent).work()
 
 
 def boxes(options: Options) -> int:

@@ -66,7 +66,7 @@ class TimeServer:
     def _answer(self, asked: dict) -> dict:
         name = asked.get("name", "")
         with self._lock:
-            if "announced" in asked:
+            if "announced" in asked and (asked["do"] == "expect" or asked["announced"] in self._working):
                 self._working[asked["announced"]] = None
                 self._lock.notify_all()
             elif asked["do"] == "wait":

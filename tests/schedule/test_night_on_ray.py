@@ -45,13 +45,11 @@ def cluster():
 
 def lose(cluster, name: str, box) -> None:
     """The machine loses its power: all of it is gone at once, and Ray sees a node die."""
-    cluster.remove_node(cluster.boxes[name], allow_graceful=False)
-    for process in psutil.process_iter(["cmdline"]):
-        if any(str(box.root) in word for word in process.info["cmdline"] or []) and "tests.schedule.night" in " ".join(
-            process.info["cmdline"]
-        ):
-            process.kill()
+    raylet = psutil.Process(cluster.boxes[name].all_processes["raylet"][0].process.pid)
+    for process in [raylet, *raylet.children(recursive=True)]:
+        process.kill()
     end(box.slot().nonce)
+    cluster.remove_node(cluster.boxes[name], allow_graceful=False)
 
 
 def test_an_ab_whose_box_is_lost_goes_on_from_its_records_on_a_box_of_the_same_stack(tmp_path, boxes, cluster):
