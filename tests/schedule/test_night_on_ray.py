@@ -25,10 +25,10 @@ from tests.tracking.servers import Server
 ray = pytest.importorskip("ray", reason="needs Ray: pip install -e '.[fleet]'")
 STACK = "stack0000"  # of the simulated servers
 START = datetime(2026, 6, 1, 22, tzinfo=UTC)
-OPENS, CLOSES = datetime(2026, 6, 1, 23, tzinfo=UTC), datetime(2026, 6, 2, 11, tzinfo=UTC)
+OPENS, CLOSES = datetime(2026, 6, 1, 23, tzinfo=UTC), datetime(2026, 6, 2, 21, tzinfo=UTC)
 LOSS = datetime(2026, 6, 2, 0, 40, tzinfo=UTC)
 SMALL = {"object_store_memory": 80 * 2**20}
-POLICY = Policy("23:00-11:00", "UTC", ready_min=15)
+POLICY = Policy("23:00-21:00", "UTC", ready_min=15)
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections import Counter
 from dataclasses import replace
 
@@ -30,8 +29,14 @@ def server(tmp_path_factory):
     made.kill()
 
 
+def files(entry: catalog.Entry) -> dict:
+    """Path -> content of each artifact."""
+    found = (path for path in entry.artifacts.rglob("*") if path.is_file())
+    return {path.relative_to(entry.artifacts): path.read_bytes() for path in found}
+
+
 def box(root, server, monkeypatch):
-    """A machine with an empty store; what both have at the same paths is shared."""
+    """A machine whose plans are those of any other with its paths."""
     world = World(root, b_better=0.05).install(monkeypatch.setattr)
     test = world.test(port=free_port())
     places = replace(test.paths, tracking_server=server.url)
@@ -39,10 +44,8 @@ def box(root, server, monkeypatch):
 
 
 def test_the_rest_is_made_elsewhere_and_every_run_is_there_once(tmp_path, server, monkeypatch):
-    root = tmp_path / "box"  # at the same path on both machines
-    world, test = box(root, server, monkeypatch)
-    mlflow_store.connect(root / "tracking")
-    shutil.copytree(root / "tracking", tmp_path / "empty")
+    world, test = box(tmp_path, server, monkeypatch)
+    lost, other = tmp_path / "tracking", tmp_path / "other"
 
     def leave(_design, slots):
         if len(slots) == 12 - BOOTS:
@@ -51,30 +54,22 @@ def test_the_rest_is_made_elsewhere_and_every_run_is_there_once(tmp_path, server
     tag = {unit.JOB_TAG: ORDER.job}
     with pytest.raises(Paused):
         ab_run.start(test, ["box=cpu"], quiet=True, shift=Shift(tag, leave))
-    shutil.move(root / "tracking", tmp_path / "lost")
-    shutil.copytree(tmp_path / "empty", root / "tracking")
-    assert unit.run_here(root / "tracking", ORDER.job) is None
-
-    begun = unit.run_of(root / "tracking", ORDER, server.url)
-    here = catalog.entries(root / "tracking", parent=begun.run_id)
-    there = [e for e in catalog.entries(tmp_path / "lost") if e.parent]
+    assert unit.run_here(other, ORDER.job) is None
+    begun = unit.run_of(other, ORDER, server.url)
+    here = catalog.entries(other, parent=begun.run_id)
+    there = [e for e in catalog.entries(lost) if e.parent]
     assert len(here) == len(there) == BOOTS
     by_slot = {e.tags["ab.position"]: e for e in there}
     for entry in here:
         same = by_slot[entry.tags["ab.position"]]
         assert entry.metrics == same.metrics and entry.status == same.status == "FINISHED"
-        lost = tmp_path / "lost" / same.artifacts.relative_to(root / "tracking")
-        names = sorted(p.relative_to(lost) for p in lost.rglob("*") if p.is_file())
-        assert names and names == sorted(
-            p.relative_to(entry.artifacts) for p in entry.artifacts.rglob("*") if p.is_file()
-        )
-        assert all((lost / name).read_bytes() == (entry.artifacts / name).read_bytes() for name in names)
+        assert files(entry) == files(same) != {}
 
     world.made.clear()
-    assert ab_run.resume(begun, test.paths, ["box=cpu"], quiet=True, shift=Shift(tag)) == 0
-    slots = [
-        (e.tags["ab.block"], e.tags["ab.position"]) for e in catalog.entries(root / "tracking", parent=begun.run_id)
-    ]
+    assert (
+        ab_run.resume(begun, replace(test.paths, tracking=str(other)), ["box=cpu"], quiet=True, shift=Shift(tag)) == 0
+    )
+    slots = [(e.tags["ab.block"], e.tags["ab.position"]) for e in catalog.entries(other, parent=begun.run_id)]
     assert len(world.made) == len(slots) - BOOTS and len(set(slots)) == len(slots), "no boot was made twice"
     client = mlflow_store.client_class()(server.url)
     experiment = client.get_experiment_by_name("cpu").experiment_id

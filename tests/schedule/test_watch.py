@@ -142,8 +142,6 @@ def test_a_unit_ends_when_whoever_watches_it_is_gone(tmp_path):
     scheduler.wait()
     deadline = time.monotonic() + 60
     while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
-        Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    ):
         assert time.monotonic() < deadline
         time.sleep(0.05)
 
