@@ -60,7 +60,7 @@ def with_duration(asked: Job) -> tuple[Job, str]:
 
     test = config.load_ab(asked.overrides)
     if test.sweep:
-        sweep.pair(test, *test.sweep.values[:2])
+        sweep.pair(test, *test.sweep.values[:2])  # raises for a key that the variant has not
     seconds, basis = hours.on_box(Path(test.paths.tracking), test.box.name, test.suite)
     pairs = len(test.sweep.values) - 1 if test.sweep else 1
     boots = pairs * BOOTS_PER_BLOCK * test.gate.looks[-1]

@@ -10,7 +10,7 @@ import secrets
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -66,6 +66,8 @@ class Scheduler:
     def settle(self, job_id: int, outcome: Outcome) -> str:
         """The job in the state that follows from its unit's outcome."""
         job = self.queue.get(job_id)
+        if outcome.state == "lost":  # it cannot say any more for how long it held its box
+            outcome = replace(outcome, held_s=self._held_s(job, self.clock.now()))
         changes = {
             "reason": outcome.reason,
             "run_id": outcome.run_id or job.run_id,
@@ -111,13 +113,17 @@ class Scheduler:
         for job in self.queue.orphans():
             if job.id in self.fleet.running():
                 continue
-            began = [event.at_utc for event in self.queue.events(job_id=job.id, kind="running")][-1]
-            held_s = max(0.0, (looked - datetime.fromisoformat(began)).total_seconds())
+            held_s = self._held_s(job, looked)
             self.queue.log("held", job.id, seconds=held_s)
             reason, hours = "the scheduler ended while it ran", job.box_hours + held_s / 3600
             self.queue.move(job.id, "paused", reason=reason, box_hours=hours)
             lines.append(f"job {job.id} was running when the scheduler ended; it goes on from its records")
         return lines
+
+    def _held_s(self, job: Job, until: datetime) -> float:
+        """Seconds from the job's last start."""
+        began = self.queue.events(job_id=job.id, kind="running")[-1].at_utc
+        return max(0.0, (until - datetime.fromisoformat(began)).total_seconds())
 
     def _stops(self) -> None:
         for job_id in self.fleet.running():

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import http.server
 import json
+import os
+import subprocess
+import sys
 import threading
+import time
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 
@@ -136,7 +140,7 @@ def test_a_lost_box_is_no_fault_and_the_job_is_marked_as_moved(world):
     at(world, NIGHT + timedelta(minutes=5))
     at(world, NIGHT + timedelta(minutes=16))
     assert world.fleet.orders[job.id].moved and world.queue.get(job.id).node == "box2"
-    assert world.queue.get(job.id).faults == 0
+    assert world.queue.get(job.id).faults == 0 and world.queue.get(job.id).box_hours == pytest.approx(5 / 60)
 
 
 def test_what_is_cancelled_while_it_runs_is_asked_to_stop_and_then_cancelled(world):
@@ -264,3 +268,21 @@ def test_a_job_whose_schedule_is_gone_fails_and_the_others_go_on(world):
     world.load = load
     at(world, NIGHT)
     assert world.queue.get(gone.id).state == "failed" and fine.id in world.fleet.orders
+
+
+def test_serve_runs_until_it_is_told_to_stop_and_only_once(tmp_path):
+    command = [sys.executable, "-m", "orchestrator", "serve", f"paths.state={tmp_path}"]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    first = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    try:
+        assert "queue.sqlite; boxes: " in first.stdout.readline()
+        deadline = time.monotonic() + 60
+        while Queue(tmp_path).note(daemon.PULSE) is None:
+            assert time.monotonic() < deadline
+        second = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment, check=False)
+        assert second.returncode == 2 and "another scheduler works on the queue" in second.stderr
+        first.terminate()
+        assert first.wait(60) == 130
+    finally:
+        first.kill()
+        first.communicate()
