@@ -71,6 +71,7 @@ class Scheduler:
         changes = {
             "reason": outcome.reason,
             "run_id": outcome.run_id or job.run_id,
+            "records": job.node if outcome.run_id or (outcome.state == "lost" and not job.records) else job.records,
             "stack": outcome.stack or job.stack,
             "boot_s": outcome.boot_s or job.boot_s,
             "boots_left": outcome.boots_left or job.boots_left,
@@ -101,7 +102,7 @@ class Scheduler:
             self.queue.move(job.id, "failed", **changes | {"faults": faults})
             return f"job {job.id}: failed after {faults} tries: {outcome.reason}"
         later = iso(self.clock.now() + timedelta(minutes=policy.retry_min))
-        state = "paused" if changes["run_id"] or outcome.state == "lost" else "queued"
+        state = "paused" if changes["records"] else "queued"
         self.queue.move(job.id, state, **changes | {"faults": faults, "not_before_utc": later})
         return f"job {job.id}: {outcome.reason}; it is tried again from {later} on"
 
@@ -116,7 +117,8 @@ class Scheduler:
             held_s = self._held_s(job, looked)
             self.queue.log("held", job.id, seconds=held_s)
             reason, hours = "the scheduler ended while it ran", job.box_hours + held_s / 3600
-            self.queue.move(job.id, "paused", reason=reason, box_hours=hours)
+            records = job.records or job.node
+            self.queue.move(job.id, "paused", reason=reason, box_hours=hours, records=records)
             lines.append(f"job {job.id} was running when the scheduler ended; it goes on from its records")
         return lines
 
@@ -169,14 +171,15 @@ class Scheduler:
             boot_deadline=policy.boot_deadline,
             boot_deadline_s=60 * policy.boot_deadline_min,
             ready_s=60 * policy.ready_min,
-            moved=job.node not in ("", node.name),
+            moved=job.records not in ("", node.name),
         )
-        self.fleet.start(job.id, order, node, lambda said: self._tell(job.id, said))
+        self.fleet.start(job.id, order, node, lambda said: self._tell(job.id, node.name, said))
         return [f"job {job.id} starts on {node.name}, until {iso(stop_by)} at the latest"]
 
-    def _tell(self, job_id: int, said: Said) -> None:
+    def _tell(self, job_id: int, node: str, said: Said) -> None:
         """A boot begins; called from the thread that watches the unit."""
         changes = {"run_id": said.run_id, "boot_s": said.boot_s, "boots_left": said.boots_left}
+        changes["records"] = node
         if said.stack:
             changes["stack"] = said.stack
         self.queue.update(job_id, "boot", **changes, reason=said.slot)

@@ -101,7 +101,7 @@ def _one(
     left_s = (stop_by - now).total_seconds()
     needed_s, least_s = durations(job, policy)
     whole_s = night.length_s - 60 * policy.return_min
-    begun = job.state == "paused" or needed_s > whole_s
+    begun = bool(job.records) or needed_s > whole_s
     if needed_s <= left_s or (begun and least_s <= left_s):
         return Start(job, node, night, stop_by)
     if begun:
@@ -123,13 +123,12 @@ def _node(job: Job, free: Sequence[Node], nodes: Sequence[Node]) -> Node | str:
     """Where the job may run, or why nowhere. One that has begun goes on where its records are, or, where that machine
     is gone, on another with the same software; never half on one stack and half on another."""
     fit = [node for node in nodes if node.serves(job.box)]
-    if job.node and job.state == "paused":
-        own = [node for node in fit if node.name == job.node]
+    if job.records:
+        own = [node for node in fit if node.name == job.records]
         alike = [node for node in fit if job.stack and node.stack == job.stack]
         if not own and not alike:
-            return (
-                f"its machine {job.node} is gone, and no other box {job.box} has its stack {job.stack or '(unknown)'}"
-            )
+            wanted = f"no other box {job.box} has its stack {job.stack or '(unknown)'}"
+            return f"its machine {job.records} is gone, and {wanted}"
         fit = own or alike
     if not fit:
         return f"there is no box {job.box}"

@@ -40,7 +40,8 @@ class Job:
     run_id: str = ""  # the A/B's run in MLflow, as soon as it has one
     verdict: str = ""  # PASS, FAIL, INCONCLUSIVE, INVALID
     box_hours: float = 0.0  # for which it held its box, all nights together
-    node: str = ""  # the machine that has its records
+    node: str = ""  # the machine that it runs on, or ran on last
+    records: str = ""  # the machine that has its records, once there are any
     stack: str = ""  # fingerprint of the software that its boots ran on
     boot_s: float = 0.0  # expected seconds of one boot with its suite; 0: not known yet
     boots_left: int = 0  # at most

@@ -18,6 +18,7 @@ from pathlib import Path
 from orchestrator import ab_run, cli, config, prod
 from orchestrator.design import Hours
 from orchestrator.fleet import LocalFleet, RayFleet
+from orchestrator.inputs import Inputs
 from orchestrator.schedule import unit, watch
 from orchestrator.schedule.clock import Clock
 from orchestrator.schedule.decide import Node
@@ -60,6 +61,14 @@ class Sleeping(Simulated):
         super().boot(slot, log)
 
 
+class Alike(World):
+    """A machine that has its model, its plugin and its caches at the same paths as the others of its kind."""
+
+    def gather(self, experiment) -> Inputs:
+        own, shared = super().gather(experiment), self.root.parent
+        return replace(own, cache=shared / "cache", plugin=replace(own.plugin, source=str(shared / "plugin")))
+
+
 def overrides(name: str) -> tuple[str, ...]:
     return (f"simulated={name}", "box=cpu")
 
@@ -76,8 +85,8 @@ def work(order: Order, directory: Path, root: Path, clock: FastClock, server: st
     faulthandler.register(signal.SIGUSR1, file=sys.stderr)
     name = order.overrides[0].partition("=")[2]
     better, looks = KINDS[name]
-    box_port = int((root / "port").read_text())
-    world = World(root, b_better=better)
+    box_port = int((root.parent / "port" if server else root / "port").read_text())
+    world = Alike(root, b_better=better) if server else World(root, b_better=better)
 
     def executor(inputs, plans, progress, _detected, prod_down) -> Sleeping:
         hangs = root.parent / f"{name} hung" if name == "hangs" else None
@@ -208,4 +217,6 @@ def main(path: Path, root: Path, port: int, server: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4]))
+    status = main(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4])
+    sys.stdout.flush()
+    os._exit(status)  # at once: while an interpreter ends it takes part in time no more

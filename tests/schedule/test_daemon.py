@@ -140,7 +140,11 @@ def test_a_lost_box_is_no_fault_and_the_job_is_marked_as_moved(world):
     at(world, NIGHT + timedelta(minutes=5))
     at(world, NIGHT + timedelta(minutes=16))
     assert world.fleet.orders[job.id].moved and world.queue.get(job.id).node == "box2"
-    assert world.queue.get(job.id).faults == 0 and world.queue.get(job.id).box_hours == pytest.approx(5 / 60)
+    world.fleet.end(job.id, Outcome("fault", "the tracking server does not answer"))
+    at(world, NIGHT + timedelta(minutes=20))
+    at(world, NIGHT + timedelta(minutes=31))
+    assert world.fleet.orders[job.id].moved, "what was not fetched is not begun anew"
+    assert world.queue.get(job.id).faults == 1 and world.queue.get(job.id).box_hours == pytest.approx(5 / 60)
 
 
 def test_what_is_cancelled_while_it_runs_is_asked_to_stop_and_then_cancelled(world):

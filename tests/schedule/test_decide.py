@@ -51,7 +51,7 @@ def test_the_margin_of_the_policy_counts():
 
 
 def test_one_that_has_begun_or_is_too_long_for_any_window_needs_room_for_its_next_boot_only():
-    for found in (job(hours=3, state="paused", node="box1"), job(hours=30)):
+    for found in (job(hours=3, state="paused", records="box1"), job(hours=30)):
         assert isinstance(decided(found, now=OPEN + 4.2 * HOUR)[0], Start)
         (wait,) = decided(found, now=OPEN + 4.3 * HOUR)
         assert "its next boot takes about 15 min" in wait.reason
@@ -74,14 +74,14 @@ def test_a_job_is_never_put_on_another_kind_of_box():
 
 
 def test_one_that_has_begun_goes_on_where_its_records_are():
-    begun = job(state="paused", node="box2", stack="stack1")
+    begun = job(state="paused", records="box2", stack="stack1")
     (start,) = decided(begun, nodes=(NODE, Node("box2", ("cpu",), "stack1")))
     assert start.node.name == "box2"
     assert decided(begun, nodes=(NODE, Node("box2", ("cpu",), "stack1")), busy=("box2",))[0].reason.endswith("taken")
 
 
 def test_where_its_machine_is_gone_another_of_the_same_stack_goes_on_and_none_of_another():
-    begun = job(state="paused", node="gone", stack="stack1")
+    begun = job(state="paused", records="gone", stack="stack1")
     assert decided(begun)[0].node == NODE
     (wait,) = decided(replace(begun, stack="stack2"))
     assert "machine gone is gone, and no other box cpu has its stack stack2" in wait.reason

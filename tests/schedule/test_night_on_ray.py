@@ -20,7 +20,7 @@ from tests.schedule import night
 from tests.schedule.conftest import NAMES
 from tests.schedule.fast_time import FastClock, TimeServer
 from tests.schedule.test_night import submitted
-from tests.tracking.servers import Server
+from tests.tracking.servers import Server, free_port
 
 ray = pytest.importorskip("ray", reason="needs Ray: pip install -e '.[fleet]'")
 STACK = "stack0000"  # of the simulated servers
@@ -53,6 +53,7 @@ def lose(cluster, name: str, box) -> None:
 
 
 def test_an_ab_whose_box_is_lost_goes_on_from_its_records_on_a_box_of_the_same_stack(tmp_path, boxes, cluster):
+    (tmp_path / "port").write_text(str(free_port()))
     server = Server(f"sqlite:///{tmp_path / 'server.db'}", tmp_path)
     time = TimeServer(START)
     fate = FastClock(time.port, "fate")
