@@ -18,6 +18,7 @@ from orchestrator.errors import BootError, InvalidMeasurement
 from orchestrator.executor import Executor
 from orchestrator.progress import Progress
 from orchestrator.records import to_jsonable
+from orchestrator.shift import UNBOUND, Paused, Shift
 from orchestrator.verdict import Verdict
 
 if TYPE_CHECKING:
@@ -37,16 +38,19 @@ class AB:
     executor: Executor
     progress: Progress
     state: Path  # where floors are kept
+    shift: Shift = UNBOUND
     _read: dict[str, Attempt] = field(default_factory=dict, init=False)
 
     def conduct(self) -> Verdict:
         """Make boots until the verdict is settled, and record it.
 
-        Raises UsageError for what is wrong with the machine, which `ab --resume` can go on from.
+        Raises UsageError for what is wrong with the machine, and Paused where its shift ends; `ab --resume` can go on
+        from both.
         """
         with self._recorded():
             verdict, ready = self._settled(), False
             while verdict is None:
+                self.shift.before_boot(self.design, attempts.pending(self.design, self._attempts()))
                 ready = ready or self._make_ready()
                 if ready:
                     self._boot(attempts.next_slot(self.design, self._attempts()))
@@ -135,6 +139,9 @@ class AB:
             with interrupts.once(held=True):
                 self.log.finish("KILLED", "interrupted")
             self.progress.note(resume_hint(self.log.run_id))
+            raise
+        except Paused as paused:
+            self.log.finish("KILLED", str(paused))
             raise
         except BaseException as error:
             self.log.finish("FAILED", str(error))

@@ -38,6 +38,7 @@ from orchestrator.plan import ServePlan
 from orchestrator.progress import Progress
 from orchestrator.records import Boot, to_jsonable
 from orchestrator.schema import ABTest, Paths, Suite
+from orchestrator.shift import UNBOUND, Shift
 from orchestrator.verdict import Verdict
 
 if TYPE_CHECKING:
@@ -65,15 +66,16 @@ class Site:
     progress: Progress
     prod_down: ExitStack
     overrides: Sequence[str]
+    shift: Shift = UNBOUND
 
 
-def start(test: ABTest, overrides: Sequence[str], quiet: bool = False) -> int:
+def start(test: ABTest, overrides: Sequence[str], quiet: bool = False, shift: Shift = UNBOUND) -> int:
     """Conduct the A/B; returns the exit status of its verdict.
 
     Raises UsageError before anything starts for what cannot be, and what `checked` raises.
     """
     inputs = checked(test)
-    with site(test, inputs["a"], overrides, quiet) as place:
+    with site(test, inputs["a"], overrides, quiet, shift) as place:
         return EXIT[one(test, inputs, place).state]
 
 
@@ -143,7 +145,7 @@ def _metric_key(gate: Gate, criterion: str) -> str:
 
 
 @contextmanager
-def site(test: ABTest, inputs: Inputs, overrides: Sequence[str], quiet: bool) -> Iterator[Site]:
+def site(test: ABTest, inputs: Inputs, overrides: Sequence[str], quiet: bool, shift: Shift = UNBOUND) -> Iterator[Site]:
     """Hold the box, for as many A/Bs as the block has; prod comes back at its end."""
     progress = Progress(quiet=quiet)
     purpose = f"A/B of {test.a.name} and {test.b.name}"
@@ -156,7 +158,7 @@ def site(test: ABTest, inputs: Inputs, overrides: Sequence[str], quiet: bool) ->
         tracker = Tracker(Path(test.paths.tracking), test.box.name, test.paths.tracking_server, progress.note)
         for run_id in tracker.reap():
             progress.note(f"run {run_id} was killed; its record says KILLED now")
-        yield Site(tracker, progress, prod_down, overrides)
+        yield Site(tracker, progress, prod_down, overrides, shift)
 
 
 def one(test: ABTest, inputs: Mapping[Arm, Inputs], place: Site, parent: str | None = None) -> Verdict:
@@ -165,9 +167,10 @@ def one(test: ABTest, inputs: Mapping[Arm, Inputs], place: Site, parent: str | N
     with console.to_a_reader_that_may_leave():
         print(design_text.as_text(made, datetime.now(UTC)), flush=True)
     executor = _executor(made, inputs, place)
-    tags = _tags(made, {arm: executor.tags(arm) for arm in ARMS}, place.overrides)
+    tags = _tags(made, {arm: executor.tags(arm) for arm in ARMS}, place.overrides) | dict(place.shift.tags)
     log = place.tracker.start(f"{test.a.name} | {test.b.name}", _params(made), tags, parent)
     log.log_json(attempts.DESIGN, to_jsonable(made))
+    log.publish()  # with its design there, another box can go on with it
     return _conduct(made, executor, place, log, inputs["a"].state)
 
 
@@ -185,7 +188,7 @@ def plan(test: ABTest, inputs: Mapping[Arm, Inputs]) -> Design:
     )
 
 
-def resume(entry: Entry, paths: Paths, overrides: Sequence[str], quiet: bool = False) -> int:
+def resume(entry: Entry, paths: Paths, overrides: Sequence[str], quiet: bool = False, shift: Shift = UNBOUND) -> int:
     """Go on with an A/B that ended before its verdict; one that has its verdict shows it.
 
     Raises UsageError where it still runs, or where its servers would not be those that it began with.
@@ -199,7 +202,7 @@ def resume(entry: Entry, paths: Paths, overrides: Sequence[str], quiet: bool = F
     made = replace(made, test=replace(made.test, paths=paths))
     inputs = checked(made.test)
     _require_same(made, {arm: found.plan() for arm, found in inputs.items()})
-    with site(made.test, inputs["a"], overrides, quiet) as place:
+    with site(made.test, inputs["a"], overrides, quiet, shift) as place:
         return EXIT[go_on(entry, made, inputs, place).state]
 
 
@@ -232,7 +235,7 @@ def _executor(made: Design, inputs: Mapping[Arm, Inputs], place: Site) -> Execut
 
 
 def _conduct(made: Design, executor: Executor, place: Site, log: RunLog, state: Path) -> Verdict:
-    verdict = AB(made, place.tracker, log, executor, place.progress, state).conduct()
+    verdict = AB(made, place.tracker, log, executor, place.progress, state, place.shift).conduct()
     verdict_text.show(verdict, made, log.run_id)
     return verdict
 

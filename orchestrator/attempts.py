@@ -42,8 +42,8 @@ def settled(design: Design, attempts: Sequence[Attempt], not_ready: str = "") ->
         return Verdict("INVALID", (f"no boot could be made: {not_ready}",), (), gate.name, 0, None)
     finished = [found.result for found in attempts if found.state == "finished"]
     faults = [found for found in attempts if found.state == "faulty"]
-    pending = next_slot(design, attempts)
-    spoiled = [found for found in faults if found.slot == pending]
+    following = next_slot(design, attempts)
+    spoiled = [found for found in faults if found.slot == following]
     if len(spoiled) >= TRIES:
         last = spoiled[-1]
         verdict = judge(gate, [*finished, last.result], design.floors, hours_per_boot=design.hours.mean)
@@ -54,7 +54,7 @@ def settled(design: Design, attempts: Sequence[Attempt], not_ready: str = "") ->
     verdict = judge(gate, finished, design.floors, hours_per_boot=design.hours.mean)
     blocks = len(finished) // BOOTS_PER_BLOCK
     decided = verdict.state in ("PASS", "FAIL") and blocks in gate.looks and design.test.kind == "ab"
-    return verdict if decided or verdict.state == "INVALID" or pending is None else None
+    return verdict if decided or verdict.state == "INVALID" or following is None else None
 
 
 def recomputed(directory: Path, entry: Entry) -> Verdict:
@@ -78,8 +78,13 @@ def so_far(design: Design, attempts: Sequence[Attempt]) -> Verdict:
 
 def next_slot(design: Design, attempts: Sequence[Attempt]) -> Slot | None:
     """The first boot of the order that is not finished."""
+    return next(iter(pending(design, attempts)), None)
+
+
+def pending(design: Design, attempts: Sequence[Attempt]) -> list[Slot]:
+    """The boots of the order that are not finished: as many are made at most."""
     done = {found.slot for found in attempts if found.state == "finished"}
-    return next((slot for slot in design.order if slot not in done), None)
+    return [slot for slot in design.order if slot not in done]
 
 
 def fault_of(result: BootResult) -> str:

@@ -105,7 +105,7 @@ def entries(directory: Path, parent: str | None = None) -> list[Entry]:
             ended_s=None if ended_ms is None or status == "RUNNING" else ended_ms / 1000,
             tags=tags.get(run_id, {}),
             metrics=metrics.get(run_id, {}),
-            artifacts=_path(uri),
+            artifacts=artifacts_of(uri),
         )
         for run_id, name, experiment, experiment_id, status, started_ms, ended_ms, uri in rows
     ]
@@ -154,7 +154,7 @@ def _states(directory: Path, where: str, given: tuple) -> list[State]:
             started_ms=started_ms,
             deleted=stage == "deleted",
             fingerprint=(name, *rest, sorted(tags.get(run_id, []))),
-            artifacts=_path(uri),
+            artifacts=artifacts_of(uri),
         )
         for run_id, name, experiment, started_ms, stage, uri, *rest in rows
     ]
@@ -172,7 +172,7 @@ def _reading(directory: Path) -> Iterator[sqlite3.Connection]:
         yield database
 
 
-def _path(artifact_uri: str) -> Path:
+def artifacts_of(artifact_uri: str) -> Path:
     return Path(unquote(urlparse(artifact_uri).path))
 
 

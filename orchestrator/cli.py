@@ -46,6 +46,12 @@ verbs
             MLflow again
   guard     one pass: end what killed runs and promotions left, bring back prod that should serve; `guard --units DIR`
             writes systemd units that make a pass every minute
+  schedule  what waits for the night; `schedule add +experiment=NAME` queues an A/B, with window="01:00-06:30",
+            zone=Europe/Berlin, schedule=NAME (conf/schedule), priority=N, after=JOB:PASS and key=TEXT where wanted;
+            `schedule remove JOB`, and `schedule summary` of the last window
+  serve     run what is queued, each in its window, until stopped; `serve --units DIR` writes a systemd unit for it;
+            fleet=ray: on the boxes of a Ray cluster
+  fleet     how this machine joins a Ray cluster as a box, and which have
   doctor    what this machine has and lacks, with the command that mends each
   cache     list what is cached; `cache prune` removes what is not used any more
 
@@ -68,20 +74,20 @@ overrides
                      an MLflow server that gets a copy of every run
 
 options
-  --json             plan, list, verdict: as JSON
+  --json             plan, list, verdict, schedule: as JSON
   --diff A B         plan: A and B are variants; overrides of one of them go in its quotes, as in
                      --diff int5 'int5 +variant.knobs.RADIANCE_PQ_I8=1'
   --resume RUN_ID    ab: go on with an A/B that was interrupted or killed
   --power            ab: how many boots and hours the gate's effects need on this box; start nothing
   --unpaired         compare: numbers of runs that cannot be paired, without differences, with the reasons
-  --all              list: the boots of A/Bs and published results too
+  --all              list: the boots of A/Bs and published results too; schedule: what has ended, too
   -m, --multirun     run: one run for each value of a list, as in +variant=int4,int5
   -q, --quiet        no progress
   --now              prod stop, promote, rollback: without waiting for prod's requests to end
   --force --reason WHY
                      promote, rollback: in spite of what stands against it, which is recorded with the reason
   --to N             rollback: to what entry N of the history served
-  --units DIR        guard, promote, rollback: write systemd units for the guard into DIR
+  --units DIR        guard, promote, rollback: write systemd units for the guard into DIR; serve: its own
   --watch SECONDS    guard: a pass every so often, until stopped
   --older-than DAYS  cache prune: what was not used for so long (default: 30, without --keep)
   --keep N           cache prune: never the N most recently used of a kind

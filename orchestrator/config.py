@@ -6,6 +6,7 @@ import difflib
 import os
 import re
 import shlex
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -29,6 +30,7 @@ from orchestrator.schema import ABTest, Experiment, Machine, Paths, Variant
 T = TypeVar("T")
 GROUPS = ("variant", "box", "engine", "suite", "gate", "experiments", "weights", "activation", "speculation")
 ARMS = ("a", "b")
+HYDRA = threading.Lock()  # Hydra composes one configuration at a time: its search path is the process's
 
 
 def expand(overrides: Sequence[str]) -> list[list[str]]:
@@ -119,7 +121,7 @@ def load_variant(name: str, box: str) -> Variant:
 def _compose(overrides: Sequence[str], primary: str = "config") -> Any:
     """The composed configuration as plain dicts and lists; `primary` is a file of conf/."""
     try:
-        with initialize_config_dir(str(shipped.conf_dir()), version_base="1.3"):
+        with HYDRA, initialize_config_dir(str(shipped.conf_dir()), version_base="1.3"):
             composed = compose(primary, list(overrides))
         return OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
     except (HydraException, OmegaConfBaseException) as error:

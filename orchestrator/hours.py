@@ -41,6 +41,20 @@ def expected(tracking: Path, plans: Mapping[Arm, ServePlan], suite: Suite) -> Ho
     return Hours(per_boot, "; ".join(dict.fromkeys(bases)))
 
 
+def on_box(tracking: Path, box: str, suite: Suite) -> tuple[float, str]:
+    """Seconds of one boot with this suite on any variant of the box, and where that is known from."""
+    wanted = identity.suite_digest(suite)
+    records = (
+        entry
+        for entry in catalog.entries(tracking)
+        if entry.tags.get("verdict") == "OK" and entry.ended_s is not None and entry.tags.get("box") == box
+    )
+    alike = [entry for entry in records if entry.tags.get("suite_digest") == wanted][:RECENT]
+    if taken := [seconds for entry in alike if (seconds := boot_s(entry)) is not None]:
+        return mean(taken), f"from {len(taken)} recorded boots on box {box}"
+    return measured_boot.warm_boot_s(suite), "estimated, at the pace of a small CPU box"
+
+
 def boot_s(entry: Entry) -> float | None:
     """What a recorded boot took with its suite. A boot of an A/B is its whole run; a run of its own has checkpoints,
     warm-ups and a reference besides, so that its parts are added up. None where they are not known."""

@@ -12,6 +12,7 @@ from orchestrator.catalog import Entry
 from orchestrator.errors import UsageError
 from orchestrator.records import from_jsonable, to_jsonable
 from orchestrator.schema import ABTest, Paths, Variant
+from orchestrator.shift import UNBOUND, Shift
 
 RECORD = "sweep.json"
 
@@ -42,12 +43,13 @@ def checked(test: ABTest) -> None:
         ab_run.checked(pair(test, values[0], value))
 
 
-def start(test: ABTest, overrides: Sequence[str], quiet: bool = False) -> int:
+def start(test: ABTest, overrides: Sequence[str], quiet: bool = False, shift: Shift = UNBOUND) -> int:
     """Conduct the sweep; returns its exit status (see `outcome`)."""
     checked(test)
     first = ab_run.checked(pair(test, *test.sweep.values[:2]))["a"]
-    with ab_run.site(test, first, overrides, quiet) as place:
+    with ab_run.site(test, first, overrides, quiet, shift) as place:
         tags = {
+            **shift.tags,
             "kind": "sweep",
             "gate": test.gate.name,
             "about": test.about,
@@ -58,10 +60,11 @@ def start(test: ABTest, overrides: Sequence[str], quiet: bool = False) -> int:
         name = f"{test.a.name} {test.sweep.key} {', '.join(map(str, test.sweep.values))}"
         log = place.tracker.start(name, identity.flat({"sweep": to_jsonable(test.sweep)}), tags)
         log.log_json(RECORD, to_jsonable(test))
+        log.publish()
         return _conduct(test, place, log)
 
 
-def resume(entry: Entry, paths: Paths, overrides: Sequence[str], quiet: bool = False) -> int:
+def resume(entry: Entry, paths: Paths, overrides: Sequence[str], quiet: bool = False, shift: Shift = UNBOUND) -> int:
     """Go on with a sweep: its finished A/Bs stand, the one that was cut off goes on, the others follow."""
     if not (entry.artifacts / RECORD).exists():
         raise UsageError(f"run {entry.run_id} was ended before its first A/B was planned; start the sweep again")
@@ -70,7 +73,7 @@ def resume(entry: Entry, paths: Paths, overrides: Sequence[str], quiet: bool = F
         return _said(test, entry.tags["verdict"], entry.tags["best"], entry.run_id)
     ab_run.require_ended(entry)
     first = ab_run.checked(pair(test, *test.sweep.values[:2]))["a"]
-    with ab_run.site(test, first, overrides, quiet) as place:
+    with ab_run.site(test, first, overrides, quiet, shift) as place:
         return _conduct(test, place, place.tracker.resume(entry.run_id))
 
 

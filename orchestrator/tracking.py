@@ -86,7 +86,7 @@ class Tracker:
         short = {key: str(value) for key, value in tags.items() if key not in long}
         with mlflow_store.explained(mlflow_store.database(self.directory)):
             # The owner is in the same transaction as the run: one killed right here is found by `reap`.
-            run = self._client.create_run(self._experiment_id, tags=owned | short, run_name=name)
+            run = self._client.create_run(self.experiment_id, tags=owned | short, run_name=name)
             log = self._run_log(run)
             fitted = [Param(key, log._fit("params", key, value, PARAM_LENGTH)) for key, value in params.items()]
             for at in range(0, len(fitted), PARAMS_PER_CALL):
@@ -134,7 +134,7 @@ class Tracker:
         return mlflow_store.connect(self.directory)
 
     @cached_property
-    def _experiment_id(self) -> str:
+    def experiment_id(self) -> str:
         from mlflow.exceptions import MlflowException
 
         if (found := self._client.get_experiment_by_name(self.experiment)) is None:
@@ -249,6 +249,10 @@ class RunLog:
             self.set_tag("end_reason", reason)
         with self._explained():
             self._client.set_terminated(self.run_id, status)
+        self._ended(self.run_id)
+
+    def publish(self) -> None:
+        """Send the tracking server, if there is one, what it lacks of this run, though it goes on."""
         self._ended(self.run_id)
 
     def _log(self, batch: Sequence[Metric]) -> None:

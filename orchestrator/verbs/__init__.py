@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from orchestrator.verbs import compare, decide, look, machine, promote, serve
+from orchestrator.verbs import compare, decide, look, machine, promote, schedule, serve
 from orchestrator.verbs.options import Options
 
 VERBS: dict[str, Callable[[Options], int]] = {
@@ -33,6 +33,15 @@ VERBS: dict[str, Callable[[Options], int]] = {
     "prod history": promote.history,
     "prod sync": promote.sync,
     "guard": machine.guard,
+    "schedule": schedule.list_jobs,
+    "schedule add": schedule.add,
+    "schedule list": schedule.list_jobs,
+    "schedule remove": schedule.remove,
+    "schedule summary": schedule.summary,
+    "schedule run": schedule.run,
+    "schedule unit": schedule.unit,
+    "serve": schedule.run,
+    "fleet": schedule.boxes,
     "doctor": machine.doctor,
     "cache": machine.cache_list,
     "cache list": machine.cache_list,
@@ -40,19 +49,20 @@ VERBS: dict[str, Callable[[Options], int]] = {
 }
 READERS = frozenset(  # what they print is all that they do
     {"plan", "prod", "prod history", "cache", "cache list", "list", "floor", "ledger", "ledger list"}
+    | {"schedule", "schedule list", "schedule summary"}
 )
 SECOND_WORDS = {
     first: tuple(verb.split()[1] for verb in VERBS if verb.startswith(f"{first} "))
-    for first in ("prod", "cache", "ledger")
+    for first in ("prod", "cache", "ledger", "schedule")
 }
 OWNERS: dict[str, tuple[str, ...]] = {  # an option -> the verbs that have it; one that is not here belongs to all
-    "json": ("plan", "list", "verdict"),
+    "json": ("plan", "list", "verdict", "schedule", "schedule list", "schedule summary"),
     "diff": ("plan",),
     "multirun": ("run",),
     "now": ("prod stop", "promote", "rollback"),
     "force": ("promote", "rollback"),
     "reason": ("promote", "rollback"),
-    "units": ("guard", "promote", "rollback"),
+    "units": ("guard", "promote", "rollback", "serve"),
     "to": ("rollback",),
     "watch": ("guard",),
     "older_than": ("cache prune",),
@@ -60,6 +70,6 @@ OWNERS: dict[str, tuple[str, ...]] = {  # an option -> the verbs that have it; o
     "dry_run": ("cache prune",),
     "resume": ("ab",),
     "power": ("ab",),
-    "all": ("list",),
+    "all": ("list", "schedule", "schedule list"),
     "unpaired": ("compare",),
 }

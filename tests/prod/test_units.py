@@ -20,9 +20,10 @@ def test_systemd_finds_nothing_to_say_about_the_units(mode, tmp_path, capsys):
     assert cli.main(["guard", "--units", str(directory), "box=cpu", f"paths.state={state}"]) == 0
     assert f"{directory}/paro-orchestrator-guard.service" in capsys.readouterr().out
     env = {"PATH": "/usr/bin:/bin", "XDG_RUNTIME_DIR": str(tmp_path), "HOME": str(tmp_path)}
+    assert cli.main(["serve", "--units", str(directory), f"paths.state={state}"]) == 0
     command = ["systemd-analyze", mode, "verify", *map(str, sorted(directory.iterdir()))]
     done = subprocess.run(command, capture_output=True, text=True, env=env, check=False, timeout=60)
-    assert (done.returncode, done.stderr) == (0, "") and len(list(directory.iterdir())) == 2
+    assert (done.returncode, done.stderr) == (0, "") and len(list(directory.iterdir())) == 3
 
 
 def test_the_unit_starts_this_installation_on_this_state_and_prod_outlives_its_service():

@@ -1,0 +1,67 @@
+"""From what a person or a client asks for to a job that can be queued: checked, and with how long it is to take."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from orchestrator import config, owner
+from orchestrator.design import BOOTS_PER_BLOCK
+from orchestrator.errors import UsageError
+from orchestrator.schedule import policy
+from orchestrator.schedule.job import Job
+from orchestrator.schedule.queue import dependency
+
+OWN = ("window", "zone", "schedule", "priority", "after", "key")  # words of the queue, beside those of `ab`
+
+
+def job(words: Sequence[str], by: str = "") -> Job:
+    """The job of words such as `+experiment=zpe box=r9700x2 window="01:00-06:30" priority=2 after=17:PASS`.
+
+    Raises UsageError for all that can be known to be wrong now, the A/B's own configuration included. Nothing is
+    started, and no file but the configuration is read.
+    """
+    own = {word.partition("=")[0]: word.partition("=")[2] for word in words if word.partition("=")[0] in OWN}
+    rest = tuple(word for word in words if word.partition("=")[0] not in OWN)
+    test = config.load_ab(rest)
+    if not any(word.startswith("box=") for word in rest):
+        rest = (*rest, f"box={test.box.name}")
+    if not Path(test.paths.tracking).is_absolute():  # the scheduler works in another directory
+        kept = (word for word in rest if not word.startswith("paths.tracking="))
+        rest = (*kept, f"paths.tracking={Path(test.paths.tracking).resolve()}")
+    name = own.get("schedule", "nightly")
+    policy.of(name, own.get("window", ""), own.get("zone", "")).hours()
+    try:
+        priority = int(own.get("priority", "0"))
+    except ValueError:
+        raise UsageError(f"priority={own['priority']}: write a whole number; the highest runs first") from None
+    if not -(2**31) <= priority < 2**31:
+        raise UsageError(f"priority={priority}: write a smaller number")
+    needed = tuple(filter(None, own.get("after", "").split(",")))
+    for text in needed:
+        dependency(text)
+    return Job(
+        overrides=rest,
+        box=test.box.name,
+        schedule=name,
+        window=own.get("window", ""),
+        zone=own.get("zone", ""),
+        priority=priority,
+        depends_on=needed,
+        idempotency_key=own.get("key") or None,
+        by=by or owner.user(),
+    )
+
+
+def with_duration(asked: Job) -> tuple[Job, str]:
+    """The job with what its boots are expected to take, and where that is known from."""
+    from orchestrator import hours, sweep
+
+    test = config.load_ab(asked.overrides)
+    if test.sweep:
+        sweep.pair(test, *test.sweep.values[:2])  # raises for a key that the variant has not
+    seconds, basis = hours.on_box(Path(test.paths.tracking), test.box.name, test.suite)
+    pairs = len(test.sweep.values) - 1 if test.sweep else 1
+    boots = pairs * BOOTS_PER_BLOCK * test.gate.looks[-1]
+    return replace(asked, boot_s=seconds, boots_left=boots), basis

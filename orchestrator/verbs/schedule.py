@@ -1,0 +1,148 @@
+"""The verbs about what runs overnight: the queue, the loop, its morning's summary, the boxes of a fleet."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from orchestrator.errors import UsageError
+from orchestrator.verbs.options import Options
+
+if TYPE_CHECKING:
+    from orchestrator.schedule.queue import Queue
+
+
+def _state(words: tuple[str, ...] | list[str]) -> Path:
+    from orchestrator import config
+
+    return config.state_dir(config.load_machine([word for word in words if word.startswith("paths.")]).paths)
+
+
+def _queue(words: tuple[str, ...] | list[str]) -> Queue:
+    from orchestrator.schedule.queue import Queue
+
+    return Queue(_state(words))
+
+
+def add(options: Options) -> int:
+    from orchestrator.progress import span
+    from orchestrator.schedule import asked, policy
+
+    job, basis = asked.with_duration(asked.job(options.overrides))
+    made, new = _queue(options.overrides).add(job)
+    if not new:
+        print(f"job {made.id} is there already, {made.state}: its key is {made.idempotency_key!r}")
+        return 0
+    hours = policy.of(made.schedule, made.window, made.zone).hours()
+    print(f"job {made.id}: at most {made.boots_left} boots, {span(made.expected_s or 0)} ({basis}), in {hours}")
+    return 0
+
+
+def list_jobs(options: Options) -> int:
+    import json
+
+    from orchestrator import console
+    from orchestrator.records import to_jsonable
+    from orchestrator.schedule import listing
+
+    queue = _queue(options.overrides)
+    jobs = queue.list(newest_first=True) if options.all else queue.open_jobs()
+    if options.json:
+        print(json.dumps([to_jsonable(job) for job in jobs], indent=2))
+    elif jobs:
+        console.stdout().print(listing.table(jobs))
+    else:
+        print("nothing is queued; `python -m orchestrator schedule add +experiment=NAME` queues an A/B")
+    return 0
+
+
+def remove(options: Options) -> int:
+    ids = [word for word in options.overrides if "=" not in word]
+    if not ids or not all(word.isdecimal() for word in ids):
+        raise UsageError("schedule remove takes ids of jobs, as in `schedule remove 17`; `schedule list` shows them")
+    queue = _queue([word for word in options.overrides if "=" in word])
+    for word in ids:
+        job = queue.cancel(int(word))
+        print(f"job {job.id} " + ("stops at its next boot boundary" if job.state == "running" else f"is {job.state}"))
+    return 0
+
+
+def summary(options: Options) -> int:
+    import json
+
+    from orchestrator import console
+    from orchestrator.records import to_jsonable
+    from orchestrator.schedule import summary
+
+    found = summary.last(_state(options.overrides))
+    if options.json:
+        print(json.dumps(to_jsonable(found), indent=2))
+        return 0
+    print(f"{found.window}, {found.opens_utc} to {found.closes_utc}: {found.headline}")
+    for table in summary.tables(found):
+        console.stdout().print(table)
+    for line in (*found.prod, *found.clock):
+        print(line)
+    return 0 if found.prod_ok else 1
+
+
+def run(options: Options) -> int:
+    """The loop, until a signal ends it; `serve` is this, too, as long as it has no HTTP."""
+    import threading
+
+    from orchestrator import fleet, units
+    from orchestrator.schedule import daemon
+    from orchestrator.schedule.clock import Clock
+    from orchestrator.schedule.queue import Queue
+
+    chosen = [word.removeprefix("fleet=") for word in options.overrides if word.startswith("fleet=")]
+    state = _state(options.overrides)
+    if options.units is not None:
+        print(units.written_scheduler(Path(options.units), state, chosen[-1] if chosen else "local"))
+        return 0
+    clock, wake = Clock(), threading.Event()
+    found = fleet.of(chosen[-1] if chosen else "local", clock, wake)
+    scheduler = daemon.Scheduler(Queue(state), found, clock, state)
+    say = (lambda line: None) if options.quiet else (lambda line: print(line, flush=True))
+    say(f"the queue is {scheduler.queue.path}; boxes: {', '.join(node.name for node in found.nodes()) or 'none yet'}")
+    daemon.loop(scheduler, say, wake, threading.Event())
+    return 0
+
+
+def unit(options: Options) -> int:
+    """What the scheduler starts for each A/B; of no use by hand."""
+    from orchestrator.schedule import unit
+    from orchestrator.schedule.clock import Clock
+
+    if len(options.overrides) != 1:
+        raise UsageError("schedule unit is what the scheduler starts; `schedule add` queues an A/B, `ab` runs one now")
+    path = Path(options.overrides[0])
+    order = unit.read_order(path)
+    unit.end_with_parent()
+    return unit.Own(order, Clock(), path.parent).work()
+
+
+def boxes(options: Options) -> int:
+    """How this machine joins a Ray cluster as a box, and which boxes have."""
+    import json
+    import shlex
+    import socket
+
+    from orchestrator import config, fleet
+    from orchestrator.inputs import gather
+
+    words = list(options.overrides)
+    experiment = config.load(["+variant=bf16", *words])
+    stack = gather(experiment).stack.fingerprint
+    offered = json.dumps(fleet.offer(experiment.box.name, socket.gethostname(), stack))
+    start = f"ray start --address=HEAD:6379 --num-cpus=1 --resources={shlex.quote(offered)}"
+    print(f"this machine as box {experiment.box.name}, stack {stack}, joins with\n  {start}")
+    try:
+        nodes = fleet.RayFleet().nodes()
+    except UsageError as error:
+        print(error, file=sys.stderr)
+        return 1
+    for node in nodes:
+        print(f"{node.name}: {', '.join(node.kinds)}, stack {node.stack or '(unknown)'}")
+    return 0
