@@ -43,7 +43,7 @@ def serve(root: Path, port: int) -> None:
     """The machine's scheduler, from its boot on; it never returns."""
     faulthandler.register(signal.SIGUSR1, file=(root / "scheduler.stacks").open("a"))
     clock = FastClock(port, "scheduler")
-    fleet = night.FastFleet(clock, threading.Event(), partial(night.conduct, root=root, port=port), MACHINES)
+    fleet = night.FastFleet(clock, night.Over(), partial(night.conduct, root=root, port=port), MACHINES)
     queue = Queue(root / "state", FastClock(port).iso)  # units tell it from threads of their own
     scheduler = daemon.Scheduler(queue, fleet, clock, root / "state", lambda *_: POLICY)
     with (root / "scheduler.log").open("a") as log:
