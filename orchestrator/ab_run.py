@@ -20,6 +20,7 @@ from orchestrator import (
     hours,
     identity,
     measured_boot,
+    owner,
     plan_text,
     prod,
     verdict_text,
@@ -223,9 +224,7 @@ def go_on(entry: Entry, made: Design, inputs: Mapping[Arm, Inputs], place: Site)
 
 def require_ended(entry: Entry) -> None:
     """Raises UsageError where the process of the run is alive."""
-    from orchestrator.tracking import owner_of
-
-    holder = owner_of(entry.tags)
+    holder = owner.from_tags(entry.tags)
     if entry.status == "RUNNING" and holder is not None and holder.alive():
         raise UsageError(f"run {entry.run_id} is still at work in process {holder.pid} on {holder.host}; wait for it")
 

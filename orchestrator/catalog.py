@@ -23,6 +23,7 @@ from orchestrator.records import Boot, Measurement, from_jsonable
 
 PARENT = "mlflow.parentRunId"
 CURVE = "curve/"  # begins the names of metrics that repeat others as curves, for MLflow's charts
+SYSTEM = "system/"  # begins the names of what the box did, which MLflow's UI shows under a tab of their own
 SHORTEST_ID = 4  # characters of a run id that are enough where only one run begins with them
 
 
@@ -83,7 +84,7 @@ def entries(directory: Path, parent: str | None = None) -> list[Entry]:
         metrics = _grouped(
             database.execute(
                 "SELECT run_uuid, key, value FROM latest_metrics "
-                f"WHERE is_nan = 0 AND key NOT LIKE '{CURVE}%' AND run_uuid IN {ids}",
+                f"WHERE is_nan = 0 AND key NOT LIKE '{CURVE}%' AND key NOT LIKE '{SYSTEM}%' AND run_uuid IN {ids}",
                 given,
             )
         )

@@ -11,6 +11,7 @@ from typing import Any
 
 from orchestrator import (
     bench,
+    box_load,
     compile_cache,
     config,
     devices,
@@ -146,7 +147,7 @@ def make_ready(session: Session) -> None:
 def measure(session: Session) -> None:
     """Boot the plan on a warm cache and run the suite. Raises BootError, or InvalidMeasurement for an unusable boot."""
     kl_reference = _reference(session) if "kld" in session.suite.benches else None
-    with _warm_serving(session, session.plan, "measured") as running:
+    with box_load.sampled(session.log.log_box_load), _warm_serving(session, session.plan, "measured") as running:
         expected = announced(
             session.suite, session.plan.variant, running.target, session.context(), session.progress, session.log
         )

@@ -61,6 +61,26 @@ def from_mapping(data: Mapping[str, Any]) -> Owner:
     return Owner(pid, float(data["start_time_s"]), str(data["host"]), str(data.get("boot_id", "")))
 
 
+def to_tags(found: Owner) -> dict[str, str]:
+    """The owner as tags of an MLflow run."""
+    return {
+        "owner.pid": str(found.pid),
+        "owner.start_time": repr(found.start_time_s),
+        "owner.host": found.host,
+        "owner.boot_id": found.boot_id,
+    }
+
+
+def from_tags(tags: Mapping[str, str]) -> Owner | None:
+    """The process that a run belongs to; None where its tags do not say."""
+    try:
+        names = {"pid": "owner.pid", "start_time_s": "owner.start_time", "host": "owner.host"}
+        found = {field: tags[tag] for field, tag in names.items()}
+        return from_mapping({**found, "boot_id": tags.get("owner.boot_id", "")})
+    except (KeyError, ValueError):
+        return None
+
+
 def user() -> str:
     """The name of who runs this process."""
     try:

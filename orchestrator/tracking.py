@@ -14,7 +14,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
@@ -29,6 +29,9 @@ from orchestrator.records import Measurement, to_jsonable, write_bytes, write_js
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
+    from mlflow.entities import Metric
+
+    from orchestrator.box_load import Sample
 
 Status = Literal["FINISHED", "FAILED", "KILLED"]
 PARAM_LENGTH, TAG_LENGTH = 6000, 8000  # MLflow's limits in characters; beyond them it cuts without a word
@@ -67,7 +70,7 @@ class Tracker:
         reaped = []
         with mlflow_store.explained(mlflow_store.database(self.directory)):
             for run in list(self._running()):  # pages are by offset: ending a run would shift the next page
-                if (holder := owner_of(run.data.tags)) is None or holder.alive():
+                if (holder := owner.from_tags(run.data.tags)) is None or holder.alive():
                     continue
                 reason = f"{GONE} (pid {holder.pid} on {holder.host})"
                 self._run_log(run).finish("KILLED", reason)
@@ -78,7 +81,7 @@ class Tracker:
         """A new run that belongs to this process until it is finished; with `parent`, a run id, nested in that."""
         from mlflow.entities import Param
 
-        owned = _owned() | ({catalog.PARENT: parent} if parent else {})
+        owned = owner.to_tags(owner.current()) | ({catalog.PARENT: parent} if parent else {})
         long = {key for key, value in tags.items() if len(str(value)) > TAG_LENGTH}
         short = {key: str(value) for key, value in tags.items() if key not in long}
         with mlflow_store.explained(mlflow_store.database(self.directory)):
@@ -96,7 +99,7 @@ class Tracker:
     def resume(self, run_id: str) -> RunLog:
         """A run that ended before its work did: it belongs to this process now and is RUNNING again."""
         with mlflow_store.explained(mlflow_store.database(self.directory)):
-            for key, value in _owned().items():
+            for key, value in owner.to_tags(owner.current()).items():
                 self._client.set_tag(run_id, key, value)
             self._client.update_run(run_id, status="RUNNING")
             return self.log(run_id)
@@ -201,9 +204,18 @@ class RunLog:
             for name, points in labels.curves(metrics).items()
             for at, value in points
         ]
-        with self._explained():
-            for at in range(0, len(batch), METRICS_PER_CALL):
-                self._client.log_batch(self.run_id, metrics=batch[at : at + METRICS_PER_CALL])
+        self._log(batch)
+
+    def log_box_load(self, samples: Sequence[Sample]) -> None:
+        """What the box did while it served, each look a step of MLflow's system metrics."""
+        from mlflow.entities import Metric
+
+        batch = [
+            Metric(name, value, sample.at_ms, step)
+            for step, sample in enumerate(samples)
+            for name, value in sample.values.items()
+        ]
+        self._log(batch)
 
     def log_json(self, path: str, data: Any) -> None:
         with mlflow_store.explained(self.artifacts / path):
@@ -243,6 +255,11 @@ class RunLog:
         """Send the tracking server, if there is one, what it lacks of this run, though it goes on."""
         self._ended(self.run_id)
 
+    def _log(self, batch: Sequence[Metric]) -> None:
+        with self._explained():
+            for at in range(0, len(batch), METRICS_PER_CALL):
+                self._client.log_batch(self.run_id, metrics=batch[at : at + METRICS_PER_CALL])
+
     def _log_corpora(self, measurement: Measurement) -> None:
         """Each text that was sent, as a dataset of MLflow, whose digest holds the beginning of the text's SHA-256."""
         from mlflow.entities import Dataset, DatasetInput, InputTag
@@ -276,26 +293,6 @@ class RunLog:
     def _explained(self) -> Iterator[None]:
         with mlflow_store.explained(self._database):
             yield
-
-
-def _owned() -> dict[str, str]:
-    me = owner.current()
-    return {
-        "owner.pid": str(me.pid),
-        "owner.start_time": repr(me.start_time_s),
-        "owner.host": me.host,
-        "owner.boot_id": me.boot_id,
-    }
-
-
-def owner_of(tags: Mapping[str, str]) -> owner.Owner | None:
-    """The process that a run belongs to; None where its tags do not say."""
-    try:
-        names = {"pid": "owner.pid", "start_time_s": "owner.start_time", "host": "owner.host"}
-        found = {field: tags[tag] for field, tag in names.items()}
-        return owner.from_mapping({**found, "boot_id": tags.get("owner.boot_id", "")})
-    except (KeyError, ValueError):
-        return None
 
 
 def _local(artifact_uri: str) -> Path:

@@ -38,7 +38,7 @@ def command(directory: Path, port: int) -> list[str]:
     store = mlflow_store.uri(mlflow_store.database(directory))
     artifacts = (directory / "artifacts").resolve().as_uri()
     words = [sys.executable, "-m", "mlflow", "ui", "--backend-store-uri", store, "--default-artifact-root", artifacts]
-    return [*words, "--host", HOST, "--port", str(port), "--workers", "1"]
+    return [*words, "--host", HOST, "--port", str(port), "--workers", "1", "--app-name", "paro-orchestrator"]
 
 
 def how(directory: Path) -> str:

@@ -64,13 +64,13 @@ def require(params: Params, context: BenchContext) -> None:
 
     Downloads the public set where it is wanted and absent.
     """
-    _questions(params, context)
+    chosen(params, context)
     context.require_room(params.max_tokens + 1, "benches.gsm8k.max_tokens and a prompt")
 
 
 async def measure(target: Target, params: Params, context: BenchContext) -> Measurement:
     clock = Clock.start()
-    sha256, questions = _questions(params, context)
+    sha256, questions = chosen(params, context)
     config = {**to_jsonable(params), "extraction": extraction.VERSION, "seed": context.seed}
     kept = Unfinished.of("gsm8k", context, {**config, "corpus": sha256})
     found = {sample["id"]: sample for sample in kept.read()}
@@ -172,7 +172,7 @@ def summary(name: str, samples: Sequence[dict[str, Any]]) -> dict[str, float]:
     return metrics
 
 
-def _questions(params: Params, context: BenchContext) -> tuple[str, tuple[Question, ...]]:
+def chosen(params: Params, context: BenchContext) -> tuple[str, tuple[Question, ...]]:
     """(SHA-256, the first n of a seeded order; all of them in file order where n is their number)."""
     corpora = context.corpora
     sha256, questions = corpora.gsm8k(params.path) if params.source == "gsm8k" else corpora.word_problems()

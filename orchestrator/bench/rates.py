@@ -16,7 +16,8 @@ from orchestrator.errors import InvalidMeasurement
 from orchestrator.records import Target
 
 PREFILL_TOKENS, DECODE_TOKENS, STREAMS = 512, 48, 4
-MANY = 8  # questions for each stream, below which it is not worth asking how long answers are
+MANY = 12  # questions for each stream, below which it is not worth asking how long answers are
+ASKED = 3  # for each stream, where it is: few answers loop, and those few take half of the time
 ANSWER_TOKENS = 384  # of the answers that are asked for to see how long they are
 
 
@@ -56,8 +57,8 @@ def expected(suite_params: Mapping[str, Mapping[str, Any]], rates: Rates) -> dic
 
 
 async def _answers(client: Client, params: gsm8k.Params, context: BenchContext) -> dict[str, float]:
-    """How long answers are, and how fast as many streams as the bench has are: from one question for each stream."""
-    questions = context.corpora.word_problems()[1][: params.concurrency]
+    """How long answers are, and how fast as many streams as the bench has are: from some of the bench's questions."""
+    questions = gsm8k.chosen(params, context)[1][: ASKED * params.concurrency]
     most = min(params.max_tokens, ANSWER_TOKENS)
 
     async def ask(question: Any) -> Completion:
@@ -73,8 +74,8 @@ async def _answers(client: Client, params: gsm8k.Params, context: BenchContext) 
     cut = sum(done.finish_reason == "length" for done in load.completions) / len(lengths)
     # An answer that reached this bound may well reach the bench's own one: it loops.
     mean = sum(lengths) / len(lengths) + cut * (params.max_tokens - most)
-    together = sum(done.decode_tok_per_s or 0.0 for done in load.completions)
-    return {"answer_tokens": mean, "answers_tok_per_s": together or 1.0}
+    one = sum(done.decode_tok_per_s or 0.0 for done in load.completions) / len(lengths)
+    return {"answer_tokens": mean, "answers_tok_per_s": one * params.concurrency or 1.0}
 
 
 def _good(completion: Completion) -> Completion:

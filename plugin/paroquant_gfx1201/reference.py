@@ -26,7 +26,7 @@ TILE_ROWS = 256
 class Activations:
     """Quantized activations, possibly of several rotations (leading dimensions).
 
-    codes f32 [..., G, M, g] (values an int8 or an e4m3 holds exactly), scales f32 [..., G, M, 1]
+    codes f32 [..., G, M, g] (values an int8 or an e4m3 holds exactly; int8 from kernels.cpu), scales f32 [..., G, M, 1]
     per group or [..., 1, M, 1] per token, row_sums f32 [..., G, M]: the sum of a group's codes, rounded once.
     """
 

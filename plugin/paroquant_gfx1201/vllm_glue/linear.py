@@ -99,10 +99,10 @@ def partition_parameters(layer: torch.nn.Module, parts: int, shapes: Shapes, sha
 
 
 @cache
-def _has_integer_product() -> bool:
+def _has_int8_path() -> bool:
     """Said once a process where it is not: the path is slower then, and attested as another one."""
     if reason := cpu.reason_against():
-        log(f"the integer product is torch's: {reason}")
+        log(f"no compiled int8 path: {reason}")
     return not reason
 
 
@@ -119,16 +119,19 @@ class ReferenceLinearMethod(LinearMethodBase):
         """Which of the op's paths the layer takes, all its parts the same."""
         if op.process_mode().element != "int8" or not all(cpu.suits(part.codes) for part in parts):
             return op.REFERENCE
-        return op.INTEGER if _has_integer_product() else op.REFERENCE
+        return op.INTEGER if _has_int8_path() else op.REFERENCE
 
     def finish(self, layer: torch.nn.Module, parts: list[reference.PreparedWeight], record: attest.LayerRecord) -> None:
         """Give the layer what the op multiplies and attest it."""
-        path = record.path
-        layer.paroquant_rotations = torch.stack([part.rotation for part in parts])
+        integer = record.path == op.INTEGER
+        rotations = torch.stack([part.rotation for part in parts])
+        layer.paroquant_rotations = rotations.transpose(-1, -2).contiguous() if integer else rotations
         layer.paroquant_weights = [part.weight for part in parts]
         layer.paroquant_offsets = [part.offsets for part in parts]
-        layer.paroquant_codes = [cpu.pack(part.codes) if path == op.INTEGER else part.codes for part in parts]
-        layer.paroquant_scales = [part.scales for part in parts]
+        layer.paroquant_codes = [cpu.pack(part.codes) if integer else part.codes for part in parts]
+        layer.paroquant_scales = [
+            cpu.pack_scales(part.scales, part.weight[-len(part.scales) :]) if integer else part.scales for part in parts
+        ]
         op.layer_names[layer.paroquant_weights[0].data_ptr()] = self.prefix
         attest.process.layers[self.prefix] = record
         attest.process.write(os.environ)

@@ -17,7 +17,7 @@ from paroquant_gfx1201.modes import Mode
 NAME = "paroquant_gfx1201_linear"
 REFERENCE = "cpu_reference"
 INTEGER = "cpu_int8"
-"""Paths of a layer: float products of the reference, or the compiled integer product in front of it."""
+"""Paths of a layer: the reference in torch, or int8 codes and products by kernels.cpu."""
 
 INTEGER_MIN_M = 16
 """Rows from which torch's int32 dots per group beat one f32 product on a CPU (measured on Zen 5)."""
@@ -48,25 +48,32 @@ def linear(
     """y [..., N] in x's dtype for x [..., K].
 
     rotations f32 [P, G, g, g] with channel scales folded in; entry p of the lists belongs to the
-    outputs of rotation p and is what reference.PreparedWeight has under that name, but for codes, which
-    are uint8 as cpu.pack gives them where the integer product is compiled. N is the sum of N_p.
+    outputs of rotation p and is what reference.PreparedWeight has under that name. Where kernels.cpu is
+    compiled, codes and scales are as its ``pack`` and ``pack_scales`` give them, and rotations transposed.
+    N is the sum of N_p.
     """
     rows = x.reshape(-1, x.shape[-1])
     mode = process_mode()
     band = mode.band(len(rows))
-    rotated = rotation.rotate_groups(rows.float(), rotations)
-    activations = reference.quantize_activations(rotated, band)
     packed = codes[0].dtype == torch.uint8
-    by_integer = band.element == "int8" and (packed or len(rows) >= INTEGER_MIN_M)
-    outputs = []
+    by_integer = packed or (band.element == "int8" and len(rows) >= INTEGER_MIN_M)
+    if packed:
+        activations = cpu.produce(rows, rotations, band)
+    else:
+        activations = reference.quantize_activations(rotation.rotate_groups(rows.float(), rotations), band)
+    dtype = x.dtype if x.dtype == torch.bfloat16 else torch.float32
+    y = torch.empty(len(rows), sum(weight.shape[1] for weight in weights), dtype=dtype)
+    column = 0
     for index, weight in enumerate(weights):
-        part = activations.of(index)
-        if by_integer:
-            product = cpu.multiply if packed else reference.multiply_int8
-            outputs.append(product(part, codes[index], scales[index], weight[rows.shape[1] :], band))
+        part, out = activations.of(index), y[:, column : column + weight.shape[1]]
+        if packed:
+            cpu.multiply(part, codes[index], scales[index], band, out)
+        elif by_integer:
+            zero_weight = weight[rows.shape[1] :]
+            out.copy_(reference.multiply_int8(part, codes[index], scales[index], zero_weight, band))
         else:
-            outputs.append(reference.multiply(part, weight, band))
-    y = outputs[0] if len(outputs) == 1 else torch.cat(outputs, 1)
+            out.copy_(reference.multiply(part, weight, band))
+        column += weight.shape[1]
     y = y.to(x.dtype)
     if mode.check:
         product = f"{INTEGER if packed else REFERENCE}:{'int32' if by_integer else 'f32'}"

@@ -1,9 +1,10 @@
-"""The integer product of the CPU path, compiled once on the machine that runs it.
+"""The int8 path on a CPU: rotation, quantization and product, compiled once on the machine that runs them.
 
-torch has no int8 product that folds a scale per group of inputs, and one call per group costs more than it multiplies.
-Where a C++ compiler is (torch.compile needs one too), ``int8_linear.cpp`` is built for this machine's own instructions
-and lies with the compiled graphs; where none is, the path stays ``reference.multiply_int8``. What a process runs is in
-its attestation, so that the two are never compared unnoticed.
+torch has no int8 product that folds a scale per group of inputs, and one call per group costs more than it multiplies;
+its rotation and quantization write every intermediate to memory. Where a C++ compiler is (torch.compile needs one too),
+the sources beside this file are built for this machine's own instructions and lie with the compiled graphs; where none
+is, the path stays the reference. What a process runs is in its attestation, so that the two are never compared
+unnoticed.
 """
 
 import ctypes
@@ -21,69 +22,106 @@ import torch
 from paroquant_gfx1201 import reference
 from paroquant_gfx1201.modes import Band
 
-SOURCE = Path(__file__).with_name("int8_linear.cpp")
-FLAGS = ("-std=c++17", "-O3", "-march=native", "-ffp-contract=off", "-fopenmp", "-fPIC", "-c")
+HERE = Path(__file__).parent
+SOURCES, HEADERS = ("producer.cpp", "product.cpp"), ("types.h",)
+FLAGS = ("-std=c++17", "-O3", "-march=native", "-ffp-contract=fast", "-fopenmp", "-fPIC", "-c")
 COMPILE_TIMEOUT_S = 120
 LANES = 16
+LARGEST_GROUP = 256
 MIDPOINT = 16
 """Added to a code to store it unsigned: codes of at most 5 bits are -16 to 15."""
 
 
 class Unavailable(Exception):
-    """Why this machine has no integer product of its own, in one line."""
+    """Why this machine has no int8 path of its own, in one line."""
 
 
 def suits(codes: torch.Tensor) -> bool:
-    """Whether codes int8 [G, g, N] can be packed: there are some, and they fill the four-byte dots of 16 outputs."""
-    return codes.dim() == 3 and codes.shape[1] % 4 == 0 and codes.shape[2] % LANES == 0
+    """Whether codes int8 [G, g, N] can be packed: there are some, and they fill whole vectors of 16."""
+    return (
+        codes.dim() == 3
+        and codes.shape[1] % LANES == 0
+        and codes.shape[1] <= LARGEST_GROUP
+        and codes.shape[2] % LANES == 0
+    )
 
 
 def pack(codes: torch.Tensor) -> torch.Tensor:
-    """uint8 [G, N / 16, g / 4, 16, 4] of codes int8 [G, g, N], which are -16 to 15."""
+    """uint8 [N / 16, G, g / 4, 16, 4] of codes int8 [G, g, N], which are -16 to 15."""
     groups, size, outputs = codes.shape
     unsigned = (codes.to(torch.int16) + MIDPOINT).to(torch.uint8)
-    return unsigned.view(groups, size // 4, 4, outputs // LANES, LANES).permute(0, 3, 1, 4, 2).contiguous()
+    return unsigned.view(groups, size // 4, 4, outputs // LANES, LANES).permute(3, 0, 1, 4, 2).contiguous()
 
 
-def multiply(
-    activations: reference.Activations,
-    packed: torch.Tensor,
-    scales: torch.Tensor,
-    zero_weight: torch.Tensor,
-    band: Band,
-) -> torch.Tensor:
-    """``reference.multiply_int8`` of the same arguments, but codes as ``pack`` gives them.
+def pack_scales(scales: torch.Tensor, zero_weight: torch.Tensor) -> torch.Tensor:
+    """f32 [N / 16, G, 2, 16] of the scales f32 [G, N] and of the last G rows of PreparedWeight.weight."""
+    return torch.stack([scales, zero_weight], 1).unflatten(2, (-1, LANES)).permute(2, 0, 1, 3).contiguous()
 
-    The dot of a group is exact; groups are added in f32 in another order than torch's, so that y f32 [M, N] differs in
-    its last bits.
+
+def produce(x: torch.Tensor, matrices: torch.Tensor, band: Band) -> reference.Activations:
+    """``reference.quantize_activations`` of the rotated rows x [M, K], bf16 or f32; codes are int8.
+
+    matrices f32 [P, G, g, g] are those of ``rotation.rotate_groups`` transposed: y = x @ matrix. Its f32 sums have
+    another order than torch's, so that a code next to a tie may differ by one.
     """
-    codes = activations.codes.to(torch.int8).contiguous()
-    groups, rows, size = codes.shape
-    row_sums = reference.row_sums(activations, band).T.contiguous()
-    activation_scales = activations.scales.contiguous()
-    by_group = band.granularity == "group"
-    y = torch.empty(rows, scales.shape[1], dtype=torch.float32)
-    library(os.environ).paroquant_int8_linear(
+    if x.dtype not in (torch.bfloat16, torch.float32):
+        x = x.float()
+    x = x.contiguous()
+    rotations, groups, size, _ = matrices.shape
+    rows, by_group = len(x), band.granularity == "group"
+    codes = torch.empty(rotations, groups, rows, size, dtype=torch.int8)
+    scales = torch.empty(rotations, groups if by_group else 1, rows, 1)
+    sums = torch.empty(rotations, groups, rows)
+    rotated = None if by_group else torch.empty(rotations, groups, rows, size)
+    library(os.environ).paroquant_produce(
         rows,
         groups,
         size,
-        scales.shape[1],
+        rotations,
+        x.data_ptr(),
+        x.dtype == torch.bfloat16,
+        matrices.data_ptr(),
         codes.data_ptr(),
-        activation_scales.data_ptr() if by_group else None,
-        None if by_group else activation_scales.data_ptr(),
-        row_sums.data_ptr(),
+        scales.data_ptr(),
+        sums.data_ptr(),
+        None if rotated is None else rotated.data_ptr(),
+    )
+    return reference.Activations(codes, scales, sums)
+
+
+def multiply(
+    activations: reference.Activations, packed: torch.Tensor, scales: torch.Tensor, band: Band, y: torch.Tensor
+) -> None:
+    """Write ``reference.multiply_int8`` into y [M, N], f32 or bf16, a slice of columns of a contiguous tensor.
+
+    activations are ``produce``'s, of one rotation; packed and scales are what ``pack`` and ``pack_scales`` give. The
+    dot of a group is exact; groups are added in f32 in another order than torch's, so that y differs in its last bits.
+    """
+    groups, rows, size = activations.codes.shape
+    by_group = band.granularity == "group"
+    corrections = reference.row_sums(activations, band).T.contiguous()
+    library(os.environ).paroquant_product(
+        rows,
+        groups,
+        size,
+        y.shape[1],
+        activations.codes.data_ptr(),
+        activations.scales.data_ptr() if by_group else None,
+        None if by_group else activations.scales.data_ptr(),
+        activations.row_sums.data_ptr(),
+        corrections.data_ptr(),
         packed.data_ptr(),
         scales.data_ptr(),
-        zero_weight.data_ptr(),
         MIDPOINT,
+        y.dtype == torch.bfloat16,
+        y.stride(0),
         y.data_ptr(),
     )
-    return y
 
 
 @cache
 def reason_against() -> str:
-    """Empty where ``multiply`` works in this process, else why not."""
+    """Empty where ``produce`` and ``multiply`` work in this process, else why not."""
     try:
         library(os.environ)
     except Unavailable as error:
@@ -92,7 +130,7 @@ def reason_against() -> str:
 
 
 def library(environment: Mapping[str, str]) -> ctypes.CDLL:
-    """The compiled product, built first where it is not there. Raises Unavailable."""
+    """The compiled path, built first where it is not there. Raises Unavailable."""
     root = environment.get("TORCHINDUCTOR_CACHE_DIR") or str(Path.home() / ".cache")
     return _loaded(root, environment.get("CXX", ""))
 
@@ -100,7 +138,7 @@ def library(environment: Mapping[str, str]) -> ctypes.CDLL:
 @cache
 def _loaded(root: str, compiler: str) -> ctypes.CDLL:
     """Once a process: the op asks for it at each call."""
-    path = Path(root) / "paroquant_gfx1201" / f"int8_linear-{_key()}.so"
+    path = Path(root) / "paroquant_gfx1201" / f"cpu_int8-{_key()}.so"
     if not path.exists():
         _compile(path, compiler)
     _openmp_of_torch()
@@ -108,9 +146,10 @@ def _loaded(root: str, compiler: str) -> ctypes.CDLL:
         loaded = ctypes.CDLL(str(path))
     except OSError as error:
         raise Unavailable(f"{path} cannot be loaded: {error}") from None
-    function = loaded.paroquant_int8_linear
-    function.argtypes = [ctypes.c_int64] * 4 + [ctypes.c_void_p] * 7 + [ctypes.c_int32, ctypes.c_void_p]
-    function.restype = None
+    whole, flag, address = ctypes.c_int64, ctypes.c_int32, ctypes.c_void_p
+    loaded.paroquant_produce.argtypes = [whole] * 4 + [address, flag] + [address] * 5
+    loaded.paroquant_product.argtypes = [whole] * 4 + [address] * 7 + [flag, flag, whole, address]
+    loaded.paroquant_produce.restype = loaded.paroquant_product.restype = None
     return loaded
 
 
@@ -125,7 +164,8 @@ def _key() -> str:
     """Of the source, the flags and the processor, whose instructions the build may use."""
     lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
     processor = "\n".join(sorted({line for line in lines if line.startswith(("model name", "flags", "Features"))}))
-    return hashlib.sha256(SOURCE.read_bytes() + " ".join(FLAGS).encode() + processor.encode()).hexdigest()[:16]
+    sources = b"".join((HERE / name).read_bytes() for name in (*SOURCES, *HEADERS))
+    return hashlib.sha256(sources + " ".join(FLAGS).encode() + processor.encode()).hexdigest()[:16]
 
 
 def _compile(path: Path, wanted: str) -> None:
@@ -134,15 +174,16 @@ def _compile(path: Path, wanted: str) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=path.parent) as staging:
-            compiled, linked = f"{staging}/linear.o", f"{staging}/linear.so"
+            objects, linked = [f"{staging}/{name}.o" for name in SOURCES], f"{staging}/linked.so"
+            made = [[*FLAGS, "-o", to, str(HERE / name)] for name, to in zip(SOURCES, objects, strict=True)]
             # Linked without OpenMP: a second runtime would have threads of its own, on one core.
-            for words in ([*FLAGS, "-o", compiled, str(SOURCE)], ["-shared", "-o", linked, compiled]):
+            for words in [*made, ["-shared", "-o", linked, *objects]]:
                 command = [compiler, *words]
                 subprocess.run(command, capture_output=True, text=True, timeout=COMPILE_TIMEOUT_S, check=True)
             Path(linked).replace(path)
     except subprocess.CalledProcessError as error:
         said = (error.stderr.strip().splitlines() or ["no message"])[0]
-        raise Unavailable(f"{compiler} refuses {SOURCE.name}: {said}") from None
+        raise Unavailable(f"{compiler} refuses {HERE}: {said}") from None
     except (OSError, subprocess.TimeoutExpired) as error:
         raise Unavailable(f"{path} cannot be built: {error}") from None
 
