@@ -208,7 +208,7 @@ def assert_summaries(root: Path, jobs) -> None:
     assert any("rebooted" in line for line in first.clock) and second.clock == ()
     assert first.prod_ok and second.prod_ok
     assert [by_id[int(row[0])] for row in first.next] == ["long", "worse", "after a pass", "after a fail"]
-    assert {row[2] for row in first.next} == {"2026-10-26T00:00+00:00"}
+    assert {row[2] for row in first.next} == {"2026-10-26T00:00:00+00:00"}
     assert "it fits into a whole one" in first.next[2][3] and second.next == ()
     hours = sum(job.box_hours for job in jobs.values())
     assert first.box_hours + second.box_hours == pytest.approx(hours)
