@@ -87,12 +87,17 @@ def checked(test: ABTest) -> dict[Arm, Inputs]:
     """
     require_sound(test)
     inputs = {arm: measured_boot.checked(test.arm(arm)) for arm in ARMS}
+    require_comparable(test, inputs)
+    return inputs
+
+
+def require_comparable(test: ABTest, inputs: Mapping[Arm, Inputs]) -> None:
+    """Raises InvalidMeasurement where the plans may not be compared."""
     if found := plan_faults(test.gate, inputs):
         hint = "; to measure the box's noise say kind=floor" if found[0].startswith("plan:") else ""
         raise InvalidMeasurement(
             f"{test.a.name} and {test.b.name} cannot be compared: {found[0]}{hint}", "\n".join(found[1:])
         )
-    return inputs
 
 
 def require_sound(test: ABTest) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -52,6 +53,20 @@ def job(words: Sequence[str], by: str = "") -> Job:
         idempotency_key=own.get("key") or None,
         by=by or owner.user(),
     )
+
+
+def require_comparable(asked: Job) -> None:
+    """Raises InvalidMeasurement for arms that differ in nothing, or in what their gate does not declare.
+
+    As far as this machine can tell: one that lacks what a plan is made of leaves it to the box.
+    """
+    from orchestrator import ab_run
+
+    test = config.load_ab(asked.overrides)
+    if test.sweep:
+        return
+    with suppress(UsageError):
+        ab_run.require_comparable(test, ab_run.gathered(test))
 
 
 def with_duration(asked: Job) -> tuple[Job, str]:

@@ -96,8 +96,12 @@ class Scheduler:
 
     def _faulty(self, job: Job, outcome: Outcome, changes: dict) -> str:
         """It is tried again after a while; after too many faults it has failed."""
-        policy = self._policy(job)
         faults = job.faults + (outcome.state == "fault")
+        try:
+            policy = self._policy(job)
+        except UsageError as error:
+            self.queue.move(job.id, "failed", **changes | {"reason": f"{outcome.reason}; {error}"})
+            return f"job {job.id}: failed: {outcome.reason}; {error}"
         if faults >= policy.tries:
             self.queue.move(job.id, "failed", **changes | {"faults": faults})
             return f"job {job.id}: failed after {faults} tries: {outcome.reason}"
@@ -197,14 +201,21 @@ class Scheduler:
         for night in over:
             found = summary.of(self.queue, night, self._opens)
             lines.append(f"{summary.keep(found, self.state)}: {found.headline}")
-            policy = self.load(night.schedule, "", "")
+            try:
+                policy = self.load(night.schedule, "", "")
+            except UsageError as error:
+                lines.append(f"the summary goes to no webhook: {error}")
+                continue
             if policy.webhook and (failed := summary.send(found, policy.webhook, policy.webhook_timeout_s)):
                 lines.append(failed)
         return lines
 
-    def _opens(self, job: Job) -> datetime:
-        """When the job's window opens next, or has opened."""
-        return self._policy(job).hours().at(self.clock.now()).opens
+    def _opens(self, job: Job) -> str:
+        """When the job's window opens next, or has opened; empty where its policy is gone while it runs."""
+        try:
+            return iso(self._policy(job).hours().at(self.clock.now()).opens)
+        except UsageError:
+            return ""
 
 
 @contextmanager

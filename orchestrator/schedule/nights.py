@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from orchestrator.errors import UsageError
 from orchestrator.schedule.job import Job
 from orchestrator.schedule.policy import Policy
 from orchestrator.schedule.queue import Queue
@@ -42,8 +44,7 @@ def passed(
             still[name] = record
         else:
             over.append(Passed(name, **record))
-    for job in queue.open_jobs():
-        policy = policy_of(job)
+    for job, policy in _open(queue, policy_of):
         hours = policy.hours()
         name = str(hours)
         known = {found.opens_utc for found in over if found.window == name}
@@ -72,12 +73,18 @@ def passed(
     return over, lines
 
 
+def _open(queue: Queue, policy_of: Callable[[Job], Policy]) -> Iterator[tuple[Job, Policy]]:
+    """The open jobs with their policies, but for those whose policy is gone: they run still, and end as they will."""
+    for job in queue.open_jobs():
+        with suppress(UsageError):
+            yield job, policy_of(job)
+
+
 def _count(queue: Queue, policy_of: Callable[[Job], Policy], night: Passed) -> list[str]:
     """Count the night for every job that waited through it in vain; one that has waited for too many is missed."""
     began = {event.job_id for event in queue.events(night.first_seq, kind="running")} if night.seen else set()
     lines = []
-    for job in queue.open_jobs():
-        policy = policy_of(job)
+    for job, policy in _open(queue, policy_of):
         if job.state == "running" or job.id in began or str(policy.hours()) != night.window:
             continue
         if datetime.fromisoformat(job.submitted_at_utc) >= datetime.fromisoformat(night.opens_utc):

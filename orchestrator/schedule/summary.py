@@ -7,7 +7,6 @@ import threading
 import urllib.request
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -65,7 +64,7 @@ class Summary:
         return f"{decided}; {len(self.undecided)} not decided; {self.box_hours:.1f} box-hours{prod}"
 
 
-def of(queue: Queue, night: Passed, opens: Callable[[Job], datetime]) -> Summary:
+def of(queue: Queue, night: Passed, opens: Callable[[Job], str]) -> Summary:
     """From the queue's events of that window; `opens` says when a job's window opens next, or has opened."""
     events = queue.events(night.first_seq) if night.seen else []
     hours: dict[int, float] = {}
@@ -91,10 +90,7 @@ def of(queue: Queue, night: Passed, opens: Callable[[Job], datetime]) -> Summary
         prod=tuple(f"{node}: {line}" for node, (lines, _) in sorted(prod.items()) for line in lines),
         prod_ok=all(ok for _, ok in prod.values()),
         clock=tuple(event.data["said"] for event in events if event.kind == "clock"),
-        next=tuple(
-            (str(job.id), " ".join(job.overrides), opens(job).isoformat(timespec="minutes"), job.reason)
-            for job in waiting
-        ),
+        next=tuple((str(job.id), " ".join(job.overrides), opens(job), job.reason) for job in waiting),
     )
 
 
@@ -194,6 +190,8 @@ def send(summary: Summary, url: str, timeout_s: float) -> str:
         try:
             with urllib.request.urlopen(request, timeout=timeout_s):
                 failed.clear()
+        except TimeoutError:
+            return
         except (OSError, ValueError) as error:
             failed[0] = str(error)
 

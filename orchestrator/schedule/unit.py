@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orchestrator import config
-from orchestrator.errors import OrchestratorError, UsageError
+from orchestrator.errors import InvalidMeasurement, OrchestratorError, UsageError
 from orchestrator.progress import span
 from orchestrator.records import from_jsonable, to_jsonable, write_json
 from orchestrator.schedule.clock import Clock
@@ -107,6 +107,8 @@ class Own:
             code, state, reason = paused.exit_code, "paused", str(paused)
         except lease.Busy as busy:
             code, state, reason = busy.exit_code, "busy", str(busy)
+        except InvalidMeasurement as error:  # the arms cannot be compared at all, tonight or ever
+            code, state, reason = error.exit_code, "refused", str(error)
         except OrchestratorError as error:
             code, state, reason = error.exit_code, "fault", str(error)
         entry = run_here(tracking, self.order.job)

@@ -30,6 +30,7 @@ def add(options: Options) -> int:
     from orchestrator.schedule import asked, policy
 
     job, basis = asked.with_duration(asked.job(options.overrides))
+    asked.require_comparable(job)
     made, new = _queue(options.overrides).add(job)
     if not new:
         print(f"job {made.id} is there already, {made.state}: its key is {made.idempotency_key!r}")

@@ -75,7 +75,13 @@ class TimeServer:
                 self._working[name] = until
                 self._advance()
                 self._lock.wait_for(lambda: self._working.get(name, 0) is None or boot != self.boot_id)
-            return {"steady_s": self.steady_s, "wall_s": self.steady_s + self.offset_s, "boot_id": self.boot_id}
+            known = asked.get("about") in self._working
+            return {
+                "known": known,
+                "steady_s": self.steady_s,
+                "wall_s": self.steady_s + self.offset_s,
+                "boot_id": self.boot_id,
+            }
 
     def _advance(self) -> None:
         """If everybody waits, it is the time of whoever waits for the shortest."""
@@ -122,6 +128,10 @@ class FastClock(Clock):
     def wake(self, name: str) -> None:
         """It is about to be roused from its waiting by other means than time."""
         self._ask("wake", who=name)
+
+    def knows(self, name: str) -> bool:
+        """Whether this one takes part still."""
+        return self._ask("look", about=name)["known"]
 
     def leave(self) -> None:
         """This thread takes part no more."""

@@ -11,6 +11,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -118,13 +119,13 @@ class Fork:
 
     pid: int
     name: str
+    clock: FastClock
     status: int | None = None
 
     def poll(self) -> int | None:
-        if self.status is None:
-            pid, status = os.waitpid(self.pid, os.WNOHANG)
-            if pid:
-                self.status = os.waitstatus_to_exitcode(status)
+        """Where it takes part in time no more, it is about to be gone: no time passes until it is."""
+        if self.status is None and not self.clock.knows(self.name):
+            self.status = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
         return self.status
 
 
@@ -138,7 +139,7 @@ def conduct(order: Order, clock: FastClock, root: Path, port: int, node: Node, *
         with config.HYDRA:  # another thread's lock would never be released in the child
             pid = os.fork()
         if pid:
-            return Fork(pid, child_of(order))
+            return Fork(pid, child_of(order), mine)
         code = 99
         try:
             clock = FastClock(port, child_of(order))
@@ -159,10 +160,19 @@ def conduct(order: Order, clock: FastClock, root: Path, port: int, node: Node, *
         mine.wake(process.name)
         os.kill(process.pid, number)
 
-    try:
-        return watch.conduct(site(order, place), mine, start=start, end=end, poll_s=POLL_S, **watching)
-    finally:
-        mine.leave()
+    HERE.clock = mine
+    return watch.conduct(site(order, place), mine, start=start, end=end, poll_s=POLL_S, **watching)
+
+
+HERE = threading.local()  # `clock`: that of whoever watches a unit in this thread
+
+
+class Over(threading.Event):
+    """What a fleet sets when the outcome of a unit is there: only then does its watch leave."""
+
+    def set(self) -> None:
+        super().set()
+        HERE.clock.leave()
 
 
 def conduct_anew(order: Order, _clock: Clock, node: Node, root: Path, port: int, server: str) -> Outcome:

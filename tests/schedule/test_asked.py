@@ -64,6 +64,8 @@ def test_the_verbs_add_list_and_remove_jobs(tmp_path, capsys):
     out = capsys.readouterr().out
     assert "job 1: at most 24 boots" in out and "01:00-06:30 Europe/Berlin" in out
     assert "job 1 is there already, queued" in out
+    same = ["schedule", "add", "+variant@a=int4", "+variant@b=int4", "gate=kernel", "box=cpu", *places]
+    assert cli.main(same) == 3 and "int4 and int4 cannot be compared" in capsys.readouterr().err
     assert cli.main(["schedule", "list", *places]) == 0 and "+experiment=zpe" in capsys.readouterr().out
     assert cli.main(["schedule", "remove", "1", *places]) == 0
     assert Queue(tmp_path).get(1).state == "cancelled"

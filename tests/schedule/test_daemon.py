@@ -206,7 +206,7 @@ def test_the_summary_says_what_was_decided_what_was_not_what_it_cost_and_what_co
     assert [(row.job_id, row.verdict, row.hours) for row in found.decided] == [(done.id, "FAIL", 2.0)]
     assert [(row.job_id, row.state, row.reason) for row in found.undecided] == [(waits.id, "paused", "cut off")]
     assert found.box_hours == 3.0 and found.prod == ("box1: prod is back",) and found.prod_ok
-    assert found.next[0][2] == "2026-06-03T01:00+00:00"
+    assert found.next[0][2] == "2026-06-03T01:00:00+00:00"
     assert any("1 FAIL; 1 not decided; 3.0 box-hours" in line for line in lines)
     page = summary.as_html(found)
     assert "&lt;script&gt;" in page and "<script>" not in page and "<b>1</b>" not in page
@@ -229,7 +229,7 @@ def hook():
         def do_POST(self):
             got.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
             if self.path == "/slow":
-                threading.Event().wait(5)
+                threading.Event().wait(8)
             self.send_response(200 if self.path != "/refuses" else 500)
             self.end_headers()
 
@@ -245,12 +245,12 @@ def hook():
 
 
 @pytest.mark.parametrize(
-    ("path", "said"), [("/", ""), ("/refuses", "HTTP Error 500"), ("/slow", "no answer within 0.5 s")]
+    ("path", "said"), [("/", ""), ("/refuses", "HTTP Error 500"), ("/slow", "no answer within 2 s")]
 )
 def test_the_webhook_gets_the_summary_and_cannot_hold_up_the_night(hook, path, said):
     url, got = hook
     found = summary.Summary("w", "", "", True, (), (), 0.0, (), True, (), ())
-    line = summary.send(found, url + path, 0.5)
+    line = summary.send(found, url + path, 2)
     assert (said in line) if said else line == ""
     assert got[0]["headline"] == "nothing decided; 0 not decided; 0.0 box-hours"
 
@@ -272,6 +272,21 @@ def test_a_job_whose_schedule_is_gone_fails_and_the_others_go_on(world):
     world.load = load
     at(world, NIGHT)
     assert world.queue.get(gone.id).state == "failed" and fine.id in world.fleet.orders
+
+
+def test_a_schedule_that_goes_while_its_job_runs_ends_nothing(world):
+    job, _ = world.queue.add(JOB)
+    at(world, NIGHT)
+
+    def load(*_):
+        raise UsageError("there is no schedule 'nightly'")
+
+    world.load = load
+    at(world, NIGHT + timedelta(hours=6))
+    world.fleet.end(job.id, Outcome("fault", "it died", "run1"))
+    lines = at(world, NIGHT + timedelta(hours=7))
+    assert world.queue.get(job.id).state == "failed"
+    assert any("it died; there is no schedule" in line for line in lines)
 
 
 def test_serve_runs_until_it_is_told_to_stop_and_only_once(tmp_path):

@@ -43,7 +43,7 @@ def serve(root: Path, port: int) -> None:
     """The machine's scheduler, from its boot on; it never returns."""
     faulthandler.register(signal.SIGUSR1, file=(root / "scheduler.stacks").open("a"))
     clock = FastClock(port, "scheduler")
-    fleet = night.FastFleet(clock, threading.Event(), partial(night.conduct, root=root, port=port), MACHINES)
+    fleet = night.FastFleet(clock, night.Over(), partial(night.conduct, root=root, port=port), MACHINES)
     queue = Queue(root / "state", FastClock(port).iso)  # units tell it from threads of their own
     scheduler = daemon.Scheduler(queue, fleet, clock, root / "state", lambda *_: POLICY)
     with (root / "scheduler.log").open("a") as log:
@@ -208,7 +208,7 @@ def assert_summaries(root: Path, jobs) -> None:
     assert any("rebooted" in line for line in first.clock) and second.clock == ()
     assert first.prod_ok and second.prod_ok
     assert [by_id[int(row[0])] for row in first.next] == ["long", "worse", "after a pass", "after a fail"]
-    assert {row[2] for row in first.next} == {"2026-10-26T00:00+00:00"}
+    assert {row[2] for row in first.next} == {"2026-10-26T00:00:00+00:00"}
     assert "it fits into a whole one" in first.next[2][3] and second.next == ()
     hours = sum(job.box_hours for job in jobs.values())
     assert first.box_hours + second.box_hours == pytest.approx(hours)
