@@ -16,13 +16,86 @@ from paroquant_gfx1201.errors import PluginError
 from paroquant_gfx1201.kernels.triton.producer import QuantizedRows
 from paroquant_gfx1201.kernels.triton.weights import (
     PackedWeight,
-    float_operand,
+    fragment_order,
     half_groups,
     inline_ptx,
+    load_group,
+    operand,
     scale_and_zero,
 )
 
 MAX_ROWS = 64
+
+
+@triton.jit
+def load_step(
+    codes,
+    row_scales,
+    row_sums,
+    nibbles,
+    plane,
+    steps,
+    rows,
+    columns,
+    M,
+    N,
+    K,
+    group,
+    last,
+    GROUP: tl.constexpr,
+    BITS: tl.constexpr,
+    SCALED: tl.constexpr,
+):
+    """What one group of the loop reads; a weight of scale 0 from ``last`` on."""
+    half = tl.arange(0, GROUP // 2)
+    live = (rows < M) & (group + tl.zeros_like(rows) < last)
+    inside = (columns < N) & (group + tl.zeros_like(columns) < last)
+    place = group * N + columns
+    word, fifth = load_group(nibbles, plane, place, inside[:, None], GROUP, BITS)
+    source = codes + rows[:, None] * K + group * GROUP + half[None, :]
+    lower = tl.load(source, mask=live[:, None], other=0.0)
+    upper = tl.load(source + GROUP // 2, mask=live[:, None], other=0.0)
+    step = tl.load(steps + place, mask=inside, other=0)
+    sums = tl.load(row_sums + group * M + rows, mask=live, other=0.0)
+    row_scale = sums
+    if SCALED:
+        row_scale = tl.load(row_scales + group * M + rows, mask=live, other=0.0)
+    return word, fifth, lower, upper, step, sums, row_scale
+
+
+@triton.jit
+def add_step(
+    total,
+    loaded,
+    GROUP: tl.constexpr,
+    BITS: tl.constexpr,
+    OPERAND: tl.constexpr,
+    SCALED: tl.constexpr,
+    WIDTH: tl.constexpr,
+    PTX: tl.constexpr,
+):
+    """total f32 [n, m] plus the product of one group."""
+    word, fifth, lower, upper, step, sums, row_scale = loaded
+    low, high = half_groups(word, fifth, GROUP, BITS, OPERAND, PTX)
+    lower, upper = lower.to(OPERAND), upper.to(OPERAND)
+    if WIDTH > 0:
+        low, high = fragment_order(low, WIDTH), fragment_order(high, WIDTH)
+        lower, upper = fragment_order(lower, WIDTH), fragment_order(upper, WIDTH)
+    scale, zero = scale_and_zero(step)
+    if tl.int8 == OPERAND:
+        dots = tl.dot(low, tl.trans(lower), out_dtype=tl.int32)
+        dots = tl.dot(high, tl.trans(upper), acc=dots, out_dtype=tl.int32)
+        # Integers below 2^24: f32 holds them, and their difference, exactly.
+        centred = dots.to(tl.float32) - zero.to(tl.float32)[:, None] * sums[None, :]
+    else:
+        dots = tl.dot(low, tl.trans(lower), input_precision="ieee")
+        dots = tl.dot(high, tl.trans(upper), acc=dots, input_precision="ieee")
+        centred = dots - (zero - (1 << (BITS - 1))).to(tl.float32)[:, None] * sums[None, :]
+    if SCALED:
+        total += centred * (scale[:, None] * row_scale[None, :])
+    else:
+        total += centred * scale[:, None]
+    return total
 
 
 @triton.jit
@@ -47,39 +120,43 @@ def decode_kernel(
     BLOCK_N: tl.constexpr,
     SPLITS: tl.constexpr,
     STAGES: tl.constexpr,
+    TOGETHER: tl.constexpr,
+    WIDTH: tl.constexpr,
     PTX: tl.constexpr,
 ):
-    """One tile of outputs [BLOCK_N] for all rows, and one share of the groups."""
+    """One tile of outputs [BLOCK_N] for all rows, and one share of the groups.
+
+    TOGETHER: groups of one iteration (1, 2 or 4), whose loads are under way at once. WIDTH: of ``fragment_order``, or
+    0 to leave K in its order.
+    """
     tile, share = tl.program_id(0), tl.program_id(1)
     rows = tl.arange(0, BLOCK_M)
     columns = tile * BLOCK_N + tl.arange(0, BLOCK_N)
-    half = tl.arange(0, GROUP // 2)
     live, inside = rows < M, columns < N
     groups = K // GROUP
     first, last = share * groups // SPLITS, (share + 1) * groups // SPLITS
     total = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
-    for group in tl.range(first, last, num_stages=STAGES):
-        place = group * N + columns
-        low, high = half_groups(nibbles, plane, place, inside[:, None], GROUP, BITS, OPERAND, PTX)
-        source = codes + rows[None, :] * K + group * GROUP + half[:, None]
-        lower = tl.load(source, mask=live[None, :], other=0.0)
-        upper = tl.load(source + GROUP // 2, mask=live[None, :], other=0.0)
-        scale, zero = scale_and_zero(tl.load(steps + place, mask=inside, other=0))
-        sums = tl.load(row_sums + group * M + rows, mask=live, other=0.0)
-        if tl.int8 == OPERAND:
-            dots = tl.dot(low, lower, out_dtype=tl.int32)
-            dots = tl.dot(high, upper, acc=dots, out_dtype=tl.int32)
-            # Integers below 2^24: f32 holds them, and their difference, exactly.
-            centred = dots.to(tl.float32) - zero.to(tl.float32)[:, None] * sums[None, :]
-        else:
-            dots = tl.dot(low, lower.to(OPERAND), input_precision="ieee")
-            dots = tl.dot(high, upper.to(OPERAND), acc=dots, input_precision="ieee")
-            centred = dots - (zero - (1 << (BITS - 1))).to(tl.float32)[:, None] * sums[None, :]
-        if SCALED:
-            row_scale = tl.load(row_scales + group * M + rows, mask=live, other=0.0)
-            total += centred * (scale[:, None] * row_scale[None, :])
-        else:
-            total += centred * scale[:, None]
+    for group in tl.range(first, last, TOGETHER, num_stages=STAGES):
+        one = load_step(
+            codes, row_scales, row_sums, nibbles, plane, steps, rows, columns, M, N, K, group, last, GROUP, BITS, SCALED
+        )
+        if TOGETHER > 1:
+            two = load_step(
+                codes, row_scales, row_sums, nibbles, plane, steps, rows, columns, M, N, K, group + 1, last, GROUP, BITS, SCALED
+            )
+        if TOGETHER > 2:
+            three = load_step(
+                codes, row_scales, row_sums, nibbles, plane, steps, rows, columns, M, N, K, group + 2, last, GROUP, BITS, SCALED
+            )
+            four = load_step(
+                codes, row_scales, row_sums, nibbles, plane, steps, rows, columns, M, N, K, group + 3, last, GROUP, BITS, SCALED
+            )
+        total = add_step(total, one, GROUP, BITS, OPERAND, SCALED, WIDTH, PTX)
+        if TOGETHER > 1:
+            total = add_step(total, two, GROUP, BITS, OPERAND, SCALED, WIDTH, PTX)
+        if TOGETHER > 2:
+            total = add_step(total, three, GROUP, BITS, OPERAND, SCALED, WIDTH, PTX)
+            total = add_step(total, four, GROUP, BITS, OPERAND, SCALED, WIDTH, PTX)
     keep = inside[:, None] & live[None, :]
     target = rows[None, :] * N + columns[:, None]
     if SPLITS == 1:
@@ -99,12 +176,15 @@ def decode_kernel(
 
 @dataclass(frozen=True)
 class DecodeTiles:
-    """Outputs of a tile, shares of K, warps, and depth of the load pipeline."""
+    """Outputs of a tile, shares of K, warps, depth of the load pipeline, and WIDTH of the kernel."""
 
     outputs: int
     splits: int
     warps: int
     stages: int
+    width: int = 0
+    together: int = 1
+    regs: int | None = None
 
 
 def tiles_for(rows: int, bits: int, integer: bool) -> DecodeTiles:
@@ -155,13 +235,16 @@ def decode(
         weight.inputs,
         GROUP=weight.group_size,
         BITS=weight.bits,
-        OPERAND=tl.int8 if integer else float_operand(),
+        OPERAND=operand(rows.codes.dtype),
         SCALED=rows.granularity == "group",
         BLOCK_M=max(8, triton.next_power_of_2(count)),
         BLOCK_N=tiles.outputs,
         SPLITS=splits,
         STAGES=tiles.stages,
+        TOGETHER=tiles.together,
+        WIDTH=tiles.width,
         PTX=inline_ptx(device),
         num_warps=tiles.warps,
+        maxnreg=tiles.regs,
     )
     return y
