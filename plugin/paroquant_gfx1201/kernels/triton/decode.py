@@ -1,8 +1,8 @@
 """Decode GEMM: few tokens, so that the time is the time to read the weights.
 
-Y^T = W A^T, so that the outputs are the long side of the matrix instruction. The groups of a tile of
-outputs are split among several programs; the last one to finish adds the partial sums in a fixed
-order, which keeps one launch and a result that does not depend on timing.
+Y^T = W A^T, so that the outputs are the long side of the matrix instruction. All programs run at once and have
+equal shares of the groups of all tiles of outputs; where a tile's groups are shared, the last program to finish adds
+the partial sums in a fixed order, which keeps one launch and a result that does not depend on timing.
 """
 
 from dataclasses import dataclass
@@ -21,6 +21,7 @@ from paroquant_gfx1201.kernels.triton.weights import (
     inline_ptx,
     load_group,
     operand,
+    processors,
     scale_and_zero,
 )
 
@@ -99,6 +100,12 @@ def add_step(
 
 
 @triton.jit
+def last_owner(unit, units, programs):
+    """The program that works on ``unit``: program p has those from p * units // programs on."""
+    return (((unit + 1).to(tl.int64) * programs - 1) // units).to(tl.int32)
+
+
+@triton.jit
 def decode_kernel(
     codes,
     row_scales,
@@ -118,80 +125,76 @@ def decode_kernel(
     SCALED: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    SPLITS: tl.constexpr,
     STAGES: tl.constexpr,
     TOGETHER: tl.constexpr,
     WIDTH: tl.constexpr,
     PTX: tl.constexpr,
 ):
-    """One tile of outputs [BLOCK_N] for all rows, and one share of the groups.
+    """An equal share of all pairs of a tile of outputs [BLOCK_N] and a group, the groups of a tile one after another.
 
-    TOGETHER: groups of one iteration (1, 2 or 4), whose loads are under way at once. WIDTH: of ``fragment_order``, or
-    0 to leave K in its order.
+    TOGETHER: groups of one iteration (1 or 2), whose loads are under way at once. WIDTH: of ``fragment_order``, or 0
+    to leave K in its order.
     """
-    tile, share = tl.program_id(0), tl.program_id(1)
     rows = tl.arange(0, BLOCK_M)
-    columns = tile * BLOCK_N + tl.arange(0, BLOCK_N)
-    live, inside = rows < M, columns < N
+    live = rows < M
     groups = K // GROUP
-    first, last = share * groups // SPLITS, (share + 1) * groups // SPLITS
-    total = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
-    for group in tl.range(first, last, TOGETHER, num_stages=STAGES):
-        one = load_step(
-            codes, row_scales, row_sums, nibbles, plane, steps, rows, columns, M, N, K, group, last, GROUP, BITS, SCALED
-        )
-        if TOGETHER > 1:
-            two = load_step(
-                codes, row_scales, row_sums, nibbles, plane, steps, rows, columns, M, N, K, group + 1, last, GROUP, BITS, SCALED
-            )
-        if TOGETHER > 2:
-            three = load_step(
-                codes, row_scales, row_sums, nibbles, plane, steps, rows, columns, M, N, K, group + 2, last, GROUP, BITS, SCALED
-            )
-            four = load_step(
-                codes, row_scales, row_sums, nibbles, plane, steps, rows, columns, M, N, K, group + 3, last, GROUP, BITS, SCALED
-            )
-        total = add_step(total, one, GROUP, BITS, OPERAND, SCALED, WIDTH, PTX)
-        if TOGETHER > 1:
-            total = add_step(total, two, GROUP, BITS, OPERAND, SCALED, WIDTH, PTX)
-        if TOGETHER > 2:
-            total = add_step(total, three, GROUP, BITS, OPERAND, SCALED, WIDTH, PTX)
-            total = add_step(total, four, GROUP, BITS, OPERAND, SCALED, WIDTH, PTX)
-    keep = inside[:, None] & live[None, :]
-    target = rows[None, :] * N + columns[:, None]
-    if SPLITS == 1:
-        tl.store(y + target, total.to(y.dtype.element_ty), mask=keep)
-    else:
-        tl.store(partial + share * M * N + target, total, mask=keep)
-        # Every thread's part must be written before the program counts as arrived.
-        tl.debug_barrier()
-        before = tl.atomic_add(arrived + tile, 1, sem="acq_rel", scope="gpu")
-        if before == SPLITS - 1:
-            total = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
-            for other in range(SPLITS):
-                total += tl.load(partial + other * M * N + target, mask=keep, other=0.0, cache_modifier=".cg")
+    units = tl.cdiv(N, BLOCK_N) * groups
+    program, programs = tl.program_id(0), tl.num_programs(0)
+    begin = (program.to(tl.int64) * units // programs).to(tl.int32)
+    end = ((program + 1).to(tl.int64) * units // programs).to(tl.int32)
+    for tile in tl.range(begin // groups, tl.cdiv(end, groups), num_stages=1):
+        columns = tile * BLOCK_N + tl.arange(0, BLOCK_N)
+        first, last = tl.maximum(begin - tile * groups, 0), tl.minimum(end - tile * groups, groups)
+        total = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
+        for group in tl.range(first, last, TOGETHER, num_stages=STAGES):
+            one = load_step(
+                codes, row_scales, row_sums, nibbles, plane, steps, rows, columns, M, N, K, group, last,
+                GROUP, BITS, SCALED,
+            )  # fmt: skip
+            if TOGETHER == 2:
+                two = load_step(
+                    codes, row_scales, row_sums, nibbles, plane, steps, rows, columns, M, N, K, group + 1, last,
+                    GROUP, BITS, SCALED,
+                )  # fmt: skip
+            total = add_step(total, one, GROUP, BITS, OPERAND, SCALED, WIDTH, PTX)
+            if TOGETHER == 2:
+                total = add_step(total, two, GROUP, BITS, OPERAND, SCALED, WIDTH, PTX)
+        keep = (columns < N)[:, None] & live[None, :]
+        target = rows[None, :] * N + columns[:, None]
+        owner = last_owner(tile * groups, units, programs)
+        others = last_owner(tile * groups + groups - 1, units, programs) - owner
+        if others == 0:
             tl.store(y + target, total.to(y.dtype.element_ty), mask=keep)
-            tl.store(arrived + tile, 0)
+        else:
+            tl.store(partial + (program - owner) * M * N + target, total, mask=keep)
+            # Every thread's part must be written before the program counts as arrived.
+            tl.debug_barrier()
+            before = tl.atomic_add(arrived + tile, 1, sem="acq_rel", scope="gpu")
+            if before == others:
+                total = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
+                for other in tl.range(0, others + 1, num_stages=1):
+                    total += tl.load(partial + other * M * N + target, mask=keep, other=0.0, cache_modifier=".cg")
+                tl.store(y + target, total.to(y.dtype.element_ty), mask=keep)
+                tl.store(arrived + tile, 0)
 
 
 @dataclass(frozen=True)
 class DecodeTiles:
-    """Outputs of a tile, shares of K, warps, depth of the load pipeline, and WIDTH of the kernel."""
+    """Outputs of a tile, programs of the launch, warps, depth of the load pipeline, TOGETHER and WIDTH."""
 
     outputs: int
-    splits: int
+    programs: int
     warps: int
     stages: int
-    width: int = 0
     together: int = 1
-    regs: int | None = None
+    width: int = 0
 
 
-def tiles_for(rows: int, bits: int, integer: bool) -> DecodeTiles:
+def tiles_for(rows: int, bits: int, integer: bool, processors: int) -> DecodeTiles:
     """The tiles that were fastest on an H200 (docs/benchmarks.md)."""
-    if rows > 16 or (bits == 4 and integer):
-        return DecodeTiles(128, 3, 4, 3)
-    return DecodeTiles(64, 5, 4, 3) if bits == 5 else DecodeTiles(128, 5, 4, 2)
+    if rows > 16:
+        return DecodeTiles(128, 2 * processors, 4, 3)
+    return DecodeTiles(32, 16 * processors, 1, 1, together=2, width=4)
 
 
 @cache
@@ -213,38 +216,21 @@ def decode(
             f"decode takes at most {MAX_ROWS} rows of K={weight.inputs} with scales per group, "
             f"not {list(rows.codes.shape)} with scales per {rows.granularity}"
         )
-    integer = rows.codes.dtype == torch.int8
-    tiles = tiles or tiles_for(count, weight.bits, integer)
-    splits = min(tiles.splits, weight.groups)
-    blocks = triton.cdiv(weight.outputs, tiles.outputs)
     device = rows.codes.device
+    integer = rows.codes.dtype == torch.int8
+    tiles = tiles or tiles_for(count, weight.bits, integer, processors(device))
+    blocks = triton.cdiv(weight.outputs, tiles.outputs)
+    programs = min(tiles.programs, blocks * weight.groups)
     y = torch.empty(count, weight.outputs, dtype=dtype, device=device)
-    partial = torch.empty((splits if splits > 1 else 0) * y.numel(), dtype=torch.float32, device=device)
-    decode_kernel[(blocks, splits)](
-        rows.codes,
-        rows.scales,
-        rows.row_sums,
-        weight.nibbles,
-        weight.plane,
-        weight.steps,
-        y,
-        partial,
-        _counters(device, blocks),
-        count,
-        weight.outputs,
-        weight.inputs,
-        GROUP=weight.group_size,
-        BITS=weight.bits,
-        OPERAND=operand(rows.codes.dtype),
-        SCALED=rows.granularity == "group",
-        BLOCK_M=max(8, triton.next_power_of_2(count)),
-        BLOCK_N=tiles.outputs,
-        SPLITS=splits,
-        STAGES=tiles.stages,
-        TOGETHER=tiles.together,
-        WIDTH=tiles.width,
-        PTX=inline_ptx(device),
+    # A tile's groups are spread over whole programs and up to two shares of programs.
+    owners = 1 if blocks % programs == 0 else min(programs // blocks + 2, weight.groups)
+    partial = torch.empty((owners if owners > 1 else 0) * y.numel(), dtype=torch.float32, device=device)
+    decode_kernel[(programs,)](
+        rows.codes, rows.scales, rows.row_sums, weight.nibbles, weight.plane, weight.steps, y, partial,
+        _counters(device, blocks), count, weight.outputs, weight.inputs,
+        GROUP=weight.group_size, BITS=weight.bits, OPERAND=operand(rows.codes.dtype),
+        SCALED=rows.granularity == "group", BLOCK_M=max(8, triton.next_power_of_2(count)), BLOCK_N=tiles.outputs,
+        STAGES=tiles.stages, TOGETHER=tiles.together, WIDTH=tiles.width, PTX=inline_ptx(device),
         num_warps=tiles.warps,
-        maxnreg=tiles.regs,
-    )
+    )  # fmt: skip
     return y

@@ -13,7 +13,7 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from paroquant_gfx1201.errors import PluginError
-from paroquant_gfx1201.kernels.triton.producer import QuantizedRows
+from paroquant_gfx1201.kernels.triton.producer import QuantizedRows, encode_e4m3, widened
 from paroquant_gfx1201.kernels.triton.weights import (
     PackedWeight,
     half_groups,
@@ -39,7 +39,7 @@ def expand_kernel(
     BLOCK_N: tl.constexpr,
     PTX: tl.constexpr,
 ):
-    """[G, N, g] of code - zero, or of code - midpoint where not CENTRED; -31..31. WIDE: floats they are made from."""
+    """[G, N, g] of code - zero, or of code - midpoint where not CENTRED; -31..31. WIDE: what bf16 and e4m3 are made from."""
     columns = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     inside = columns < N
     place = tl.program_id(1) * N + columns
@@ -54,43 +54,16 @@ def expand_kernel(
         else:
             zero = (zero - (1 << (BITS - 1))).to(tl.float32).to(WIDE)[:, None]
             low, high = low - zero, high - zero
-    if tl.int8 != kind:
+    if PTX or tl.float8e4nv != kind:
         low, high = low.to(kind), high.to(kind)
+    else:
+        # Elsewhere the conversion is software, and in the interpreter wrong.
+        low, _ = encode_e4m3(low.to(tl.float32))
+        high, _ = encode_e4m3(high.to(tl.float32))
+        low, high = low.to(tl.int8).to(kind, bitcast=True), high.to(tl.int8).to(kind, bitcast=True)
     target = expanded + place.to(tl.int64)[:, None] * GROUP + half[None, :]
     tl.store(target, low, mask=inside[:, None])
     tl.store(target + GROUP // 2, high, mask=inside[:, None])
-
-
-@triton.jit
-def zero_points(
-    row_scales,
-    row_sums,
-    steps,
-    row,
-    column,
-    M,
-    N,
-    groups,
-    total,
-    BITS: tl.constexpr,
-    SCALES: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
-    """total less what the zero points add to a tile: a product of row sums with scales, over the groups."""
-    rows, columns = row + tl.arange(0, total.shape[0]), column + tl.arange(0, total.shape[1])
-    for first in tl.range(0, groups, 32, num_stages=1):
-        group = first + tl.arange(0, 32)
-        kept = group < groups
-        left = group[None, :] * M + rows[:, None]
-        live = kept[None, :] & (rows < M)[:, None]
-        sums = tl.load(row_sums + left, mask=live, other=0.0)
-        if SCALES == 1:
-            sums *= tl.load(row_scales + left, mask=live, other=0.0)
-        inside = kept[:, None] & (columns < N)[None, :]
-        scale, zero = scale_and_zero(tl.load(steps + group[:, None] * N + columns[None, :], mask=inside, other=0))
-        offset = scale * (zero - (1 << (BITS - 1))).to(tl.float32)
-        total = tl.dot(-sums, offset, acc=total, input_precision=PRECISION)
-    return total
 
 
 @triton.jit
@@ -100,7 +73,6 @@ def tile_kernel(
     step_tiles,
     row_scales,
     row_sums,
-    steps,
     y,
     M,
     N,
@@ -108,7 +80,7 @@ def tile_kernel(
     GROUP: tl.constexpr,
     BITS: tl.constexpr,
     CENTRED: tl.constexpr,
-    PRECISION: tl.constexpr,
+    WIDE: tl.constexpr,
     SCALES: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -127,16 +99,19 @@ def tile_kernel(
     live = rows < M
     integer: tl.constexpr = tl.int8 == codes.dtype
     total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-    if not CENTRED:
-        total = zero_points(row_scales, row_sums, steps, row, column, M, N, K // GROUP, total, BITS, SCALES, PRECISION)
     for group in tl.range(0, K // GROUP, num_stages=STAGES, warp_specialize=WS):
         left = codes.load([row, group * GROUP])
         right = expanded.load([group * N + column, 0])
-        scale, _ = scale_and_zero(step_tiles.load([group * N + column]))
+        scale, zero = scale_and_zero(step_tiles.load([group * N + column]))
+        if tl.bfloat16 == codes.dtype:
+            left, right = widened(left, WIDE), widened(right, WIDE)
         if integer:
             dots = tl.dot(left, tl.trans(right), out_dtype=tl.int32).to(tl.float32)
         else:
             dots = tl.dot(left, tl.trans(right), input_precision="ieee")
+        if not CENTRED:
+            sums = tl.load(row_sums + group * M + rows, mask=live, other=0.0)
+            dots -= sums[:, None] * (zero - (1 << (BITS - 1))).to(tl.float32)[None, :]
         if SCALES == 1:
             row_scale = tl.load(row_scales + group * M + rows, mask=live, other=0.0)
             total += dots * (row_scale[:, None] * scale[None, :])
@@ -197,9 +172,9 @@ def prefill(
         TensorDescriptor.from_tensor(rows.codes, [tiles.rows, size]),
         TensorDescriptor.from_tensor(expanded, [tiles.outputs, size]),
         TensorDescriptor.from_tensor(weight.steps.view(-1), [tiles.outputs]),
-        rows.scales, rows.row_sums, weight.steps, y, count, outputs, inputs,
+        rows.scales, rows.row_sums, y, count, outputs, inputs,
         GROUP=size, BITS=weight.bits, CENTRED=not keeps_zero_points(kind, weight.bits),
-        PRECISION="tf32x3" if torch.version.cuda else "ieee", SCALES={"none": 0, "group": 1, "token": 2}[rows.granularity],
+        WIDE=operand(kind), SCALES={"none": 0, "group": 1, "token": 2}[rows.granularity],
         BLOCK_M=tiles.rows, BLOCK_N=tiles.outputs, STAGES=tiles.stages, WS=tiles.ws, num_warps=tiles.warps, maxnreg=tiles.regs,
     )  # fmt: skip
     return y

@@ -226,6 +226,11 @@ def scale_and_zero(steps):
     return scale, steps >> 16
 
 
+def processors(device: torch.device) -> int:
+    """Multiprocessors of a device; 1 for the interpreter."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
+
+
 def inline_ptx(device: torch.device) -> bool:
     """Whether kernels on ``device`` take the hand-written unpacking."""
     return (
