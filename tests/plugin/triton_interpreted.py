@@ -129,9 +129,8 @@ def test_decode_is_float64_of_the_same_codes(bits: int, element: str, count: int
     prepared = reference.prepare(projection)
     rows = rows_for(projection, count, element, "group")
     expected = reference.same_codes(as_reference(rows), prepared.weight, prepared.offsets)
-    # Whole tiles, shares of tiles, and more programs than pairs of a tile and a group.
-    for programs, together, width in ((1, 1, 0), (3, 2, 4), (1000, 1, 4)):
-        tiles = decode.DecodeTiles(64, programs, 4, 2, together, width)
+    for programs, together, width, even in ((1, 1, 0, False), (2, 2, 4, False), (3, 2, 4, True), (99, 1, 0, True)):
+        tiles = decode.DecodeTiles(64, programs, 4, 2, together, width, even)
         actual = decode.decode(rows, weights.pack(projection), torch.float32, tiles)
         assert relative(actual, expected) < FLOAT32_FLOOR
 
@@ -154,7 +153,7 @@ def test_prefill_is_float64_of_the_same_codes(bits: int, element: str, granulari
 def test_decode_leaves_its_arrival_counters_at_zero_and_repeats_bit_for_bit() -> None:
     projection = random_projection(5)
     rows, packed = rows_for(projection, 3, "int8", "group"), weights.pack(projection)
-    tiles = decode.DecodeTiles(64, 5, 4, 2)
+    tiles = decode.DecodeTiles(64, 5, 4, 2, even=True)
     first = decode.decode(rows, packed, torch.float32, tiles)
     assert torch.equal(first, decode.decode(rows, packed, torch.float32, tiles))
 

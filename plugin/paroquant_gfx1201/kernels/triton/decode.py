@@ -1,8 +1,8 @@
 """Decode GEMM: few tokens, so that the time is the time to read the weights.
 
-Y^T = W A^T, so that the outputs are the long side of the matrix instruction. All programs run at once and have
-equal shares of the groups of all tiles of outputs; where a tile's groups are shared, the last program to finish adds
-the partial sums in a fixed order, which keeps one launch and a result that does not depend on timing.
+Y^T = W A^T, so that the outputs are the long side of the matrix instruction. The groups of a tile of
+outputs are shared among several programs; the last one to finish adds the partial sums in a fixed
+order, which keeps one launch and a result that does not depend on timing.
 """
 
 from dataclasses import dataclass
@@ -100,6 +100,69 @@ def add_step(
 
 
 @triton.jit
+def multiply_share(
+    codes,
+    row_scales,
+    row_sums,
+    nibbles,
+    plane,
+    steps,
+    y,
+    partial,
+    arrived,
+    M,
+    N,
+    K,
+    tile,
+    first,
+    last,
+    share,
+    shares,
+    GROUP: tl.constexpr,
+    BITS: tl.constexpr,
+    OPERAND: tl.constexpr,
+    SCALED: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    STAGES: tl.constexpr,
+    TOGETHER: tl.constexpr,
+    WIDTH: tl.constexpr,
+    PTX: tl.constexpr,
+):
+    """Groups first..last of one tile of outputs, which is share number ``share`` of the tile's ``shares``."""
+    rows = tl.arange(0, BLOCK_M)
+    columns = tile * BLOCK_N + tl.arange(0, BLOCK_N)
+    total = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
+    for group in tl.range(first, last, TOGETHER, num_stages=STAGES):
+        one = load_step(
+            codes, row_scales, row_sums, nibbles, plane, steps, rows, columns, M, N, K, group, last, GROUP, BITS, SCALED
+        )
+        if TOGETHER == 2:
+            two = load_step(
+                codes, row_scales, row_sums, nibbles, plane, steps, rows, columns, M, N, K, group + 1, last,
+                GROUP, BITS, SCALED,
+            )  # fmt: skip
+        total = add_step(total, one, GROUP, BITS, OPERAND, SCALED, WIDTH, PTX)
+        if TOGETHER == 2:
+            total = add_step(total, two, GROUP, BITS, OPERAND, SCALED, WIDTH, PTX)
+    keep = (columns < N)[:, None] & (rows < M)[None, :]
+    target = rows[None, :] * N + columns[:, None]
+    if shares == 1:
+        tl.store(y + target, total.to(y.dtype.element_ty), mask=keep)
+    else:
+        tl.store(partial + share * M * N + target, total, mask=keep)
+        # Every thread's part must be written before the program counts as arrived.
+        tl.debug_barrier()
+        before = tl.atomic_add(arrived + tile, 1, sem="acq_rel", scope="gpu")
+        if before == shares - 1:
+            total = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
+            for other in tl.range(0, shares, num_stages=1):
+                total += tl.load(partial + other * M * N + target, mask=keep, other=0.0, cache_modifier=".cg")
+            tl.store(y + target, total.to(y.dtype.element_ty), mask=keep)
+            tl.store(arrived + tile, 0)
+
+
+@triton.jit
 def last_owner(unit, units, programs):
     """The program that works on ``unit``: program p has those from p * units // programs on."""
     return (((unit + 1).to(tl.int64) * programs - 1) // units).to(tl.int32)
@@ -125,62 +188,48 @@ def decode_kernel(
     SCALED: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    SPLITS: tl.constexpr,
     STAGES: tl.constexpr,
     TOGETHER: tl.constexpr,
     WIDTH: tl.constexpr,
     PTX: tl.constexpr,
 ):
-    """An equal share of all pairs of a tile of outputs [BLOCK_N] and a group, the groups of a tile one after another.
+    """One of SPLITS shares of a tile of outputs; or, with SPLITS 0, an equal share of the groups of all tiles.
 
     TOGETHER: groups of one iteration (1 or 2), whose loads are under way at once. WIDTH: of ``fragment_order``, or 0
     to leave K in its order.
     """
-    rows = tl.arange(0, BLOCK_M)
-    live = rows < M
     groups = K // GROUP
-    units = tl.cdiv(N, BLOCK_N) * groups
-    program, programs = tl.program_id(0), tl.num_programs(0)
-    begin = (program.to(tl.int64) * units // programs).to(tl.int32)
-    end = ((program + 1).to(tl.int64) * units // programs).to(tl.int32)
-    for tile in tl.range(begin // groups, tl.cdiv(end, groups), num_stages=1):
-        columns = tile * BLOCK_N + tl.arange(0, BLOCK_N)
-        first, last = tl.maximum(begin - tile * groups, 0), tl.minimum(end - tile * groups, groups)
-        total = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
-        for group in tl.range(first, last, TOGETHER, num_stages=STAGES):
-            one = load_step(
-                codes, row_scales, row_sums, nibbles, plane, steps, rows, columns, M, N, K, group, last,
-                GROUP, BITS, SCALED,
+    if SPLITS > 0:
+        tile, share = tl.program_id(0), tl.program_id(1)
+        multiply_share(
+            codes, row_scales, row_sums, nibbles, plane, steps, y, partial, arrived, M, N, K,
+            tile, share * groups // SPLITS, (share + 1) * groups // SPLITS, share, SPLITS,
+            GROUP, BITS, OPERAND, SCALED, BLOCK_M, BLOCK_N, STAGES, TOGETHER, WIDTH, PTX,
+        )  # fmt: skip
+    else:
+        units = tl.cdiv(N, BLOCK_N) * groups
+        program, programs = tl.program_id(0), tl.num_programs(0)
+        begin = (program.to(tl.int64) * units // programs).to(tl.int32)
+        end = ((program + 1).to(tl.int64) * units // programs).to(tl.int32)
+        for tile in tl.range(begin // groups, tl.cdiv(end, groups), num_stages=1):
+            unit = tile * groups
+            owner = last_owner(unit, units, programs)
+            shares = last_owner(unit + groups - 1, units, programs) - owner + 1
+            multiply_share(
+                codes, row_scales, row_sums, nibbles, plane, steps, y, partial, arrived, M, N, K,
+                tile, tl.maximum(begin - unit, 0), tl.minimum(end - unit, groups), program - owner, shares,
+                GROUP, BITS, OPERAND, SCALED, BLOCK_M, BLOCK_N, STAGES, TOGETHER, WIDTH, PTX,
             )  # fmt: skip
-            if TOGETHER == 2:
-                two = load_step(
-                    codes, row_scales, row_sums, nibbles, plane, steps, rows, columns, M, N, K, group + 1, last,
-                    GROUP, BITS, SCALED,
-                )  # fmt: skip
-            total = add_step(total, one, GROUP, BITS, OPERAND, SCALED, WIDTH, PTX)
-            if TOGETHER == 2:
-                total = add_step(total, two, GROUP, BITS, OPERAND, SCALED, WIDTH, PTX)
-        keep = (columns < N)[:, None] & live[None, :]
-        target = rows[None, :] * N + columns[:, None]
-        owner = last_owner(tile * groups, units, programs)
-        others = last_owner(tile * groups + groups - 1, units, programs) - owner
-        if others == 0:
-            tl.store(y + target, total.to(y.dtype.element_ty), mask=keep)
-        else:
-            tl.store(partial + (program - owner) * M * N + target, total, mask=keep)
-            # Every thread's part must be written before the program counts as arrived.
-            tl.debug_barrier()
-            before = tl.atomic_add(arrived + tile, 1, sem="acq_rel", scope="gpu")
-            if before == others:
-                total = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
-                for other in tl.range(0, others + 1, num_stages=1):
-                    total += tl.load(partial + other * M * N + target, mask=keep, other=0.0, cache_modifier=".cg")
-                tl.store(y + target, total.to(y.dtype.element_ty), mask=keep)
-                tl.store(arrived + tile, 0)
 
 
 @dataclass(frozen=True)
 class DecodeTiles:
-    """Outputs of a tile, programs of the launch, warps, depth of the load pipeline, TOGETHER and WIDTH."""
+    """How the work is cut.
+
+    outputs of a tile; programs: shares of each tile's groups, or, where ``even``, of the groups of all tiles; warps;
+    depth of the load pipeline; TOGETHER and WIDTH of the kernel.
+    """
 
     outputs: int
     programs: int
@@ -188,13 +237,17 @@ class DecodeTiles:
     stages: int
     together: int = 1
     width: int = 0
+    even: bool = False
+    regs: int | None = None
 
 
-def tiles_for(rows: int, bits: int, integer: bool, processors: int) -> DecodeTiles:
+def tiles_for(rows: int, bits: int, integer: bool, device: torch.device) -> DecodeTiles:
     """The tiles that were fastest on an H200 (docs/benchmarks.md)."""
     if rows > 16:
-        return DecodeTiles(128, 2 * processors, 4, 3)
-    return DecodeTiles(32, 16 * processors, 1, 1, together=2, width=4)
+        return DecodeTiles(128, 2 * processors(device), 4, 3, even=True)
+    if bits == 4 and integer:
+        return DecodeTiles(128, 3, 4, 3)
+    return DecodeTiles(32, 3, 1, 1, together=2, width=4) if bits == 5 else DecodeTiles(32, 5, 1, 2, width=4)
 
 
 @cache
@@ -218,19 +271,23 @@ def decode(
         )
     device = rows.codes.device
     integer = rows.codes.dtype == torch.int8
-    tiles = tiles or tiles_for(count, weight.bits, integer, processors(device))
+    tiles = tiles or tiles_for(count, weight.bits, integer, device)
     blocks = triton.cdiv(weight.outputs, tiles.outputs)
-    programs = min(tiles.programs, blocks * weight.groups)
+    if tiles.even:
+        grid = (min(tiles.programs, blocks * weight.groups),)
+        # A tile has whole shares, and parts of two more.
+        shares = grid[0] // blocks + 2
+    else:
+        shares = min(tiles.programs, weight.groups)
+        grid = (blocks, shares)
     y = torch.empty(count, weight.outputs, dtype=dtype, device=device)
-    # A tile's groups are spread over whole programs and up to two shares of programs.
-    owners = 1 if blocks % programs == 0 else min(programs // blocks + 2, weight.groups)
-    partial = torch.empty((owners if owners > 1 else 0) * y.numel(), dtype=torch.float32, device=device)
-    decode_kernel[(programs,)](
+    partial = torch.empty((shares if shares > 1 else 0) * y.numel(), dtype=torch.float32, device=device)
+    decode_kernel[grid](
         rows.codes, rows.scales, rows.row_sums, weight.nibbles, weight.plane, weight.steps, y, partial,
         _counters(device, blocks), count, weight.outputs, weight.inputs,
         GROUP=weight.group_size, BITS=weight.bits, OPERAND=operand(rows.codes.dtype),
         SCALED=rows.granularity == "group", BLOCK_M=max(8, triton.next_power_of_2(count)), BLOCK_N=tiles.outputs,
-        STAGES=tiles.stages, TOGETHER=tiles.together, WIDTH=tiles.width, PTX=inline_ptx(device),
-        num_warps=tiles.warps,
+        SPLITS=0 if tiles.even else shares, STAGES=tiles.stages, TOGETHER=tiles.together, WIDTH=tiles.width, PTX=inline_ptx(device),
+        num_warps=tiles.warps, maxnreg=tiles.regs,
     )  # fmt: skip
     return y
