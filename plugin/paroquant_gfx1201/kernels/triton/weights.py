@@ -180,15 +180,30 @@ def half_groups(word, fifth, GROUP: tl.constexpr, BITS: tl.constexpr, OPERAND: t
         else:
             if tl.int8 == OPERAND:
                 low, high = tl.inline_asm_elementwise(
-                    INT5_INTEGER, "=r,=r,r,r,r,r,r,r", [word, fifth, shift], dtype=(tl.int8, tl.int8), is_pure=True, pack=4
+                    INT5_INTEGER,
+                    "=r,=r,r,r,r,r,r,r",
+                    [word, fifth, shift],
+                    dtype=(tl.int8, tl.int8),
+                    is_pure=True,
+                    pack=4,
                 )
             elif tl.bfloat16 == OPERAND:
                 low, high = tl.inline_asm_elementwise(
-                    INT5_BFLOAT16, "=r,=r,=r,=r,r,r,r,r,r,r", [word, fifth, shift], dtype=(tl.bfloat16, tl.bfloat16), is_pure=True, pack=4
+                    INT5_BFLOAT16,
+                    "=r,=r,=r,=r,r,r,r,r,r,r",
+                    [word, fifth, shift],
+                    dtype=(tl.bfloat16, tl.bfloat16),
+                    is_pure=True,
+                    pack=4,
                 )
             else:
                 low, high = tl.inline_asm_elementwise(
-                    INT5_FLOAT16, "=r,=r,=r,=r,r,r,r,r,r,r", [word, fifth, shift], dtype=(tl.float16, tl.float16), is_pure=True, pack=4
+                    INT5_FLOAT16,
+                    "=r,=r,=r,=r,r,r,r,r,r,r",
+                    [word, fifth, shift],
+                    dtype=(tl.float16, tl.float16),
+                    is_pure=True,
+                    pack=4,
                 )
     else:
         low = (word & 15).to(tl.int32)
