@@ -34,8 +34,12 @@ FLOAT32_BOUND = 2e-6
 FP8_BOUND = 1e-4
 """Of e4m3 rows in prefill: Hopper's fp8 unit adds the products of a group with 14 bits or so."""
 BFLOAT16_BOUND = 1.7e-3
+BFLOAT16_BOUND_OF_FEW = 2.0**-9
+"""The most that rounding to bf16 can give; the mean over a few hundred outputs may be above 1.7e-3."""
+PEERS = {"A16W4": "A16W4_HQQ_INT", "A8W4": "A8W4_HQQ_INT_dynamic"}
+PEER_ROWS = (1, 8, 64, 2048)
 ROWS = (1, 5, 8, 17, 40, 64, 200)
-PROCESSES = 12
+PROCESSES = 16
 PRODUCER_SHAPES = [(128, 128), (576, 64), (5120, 128), (8704, 128), (17408, 128)]
 GEMM_SHAPES = [(576, 64, 224), (5120, 128, 17408)]
 CUDA = torch.device("cuda")
@@ -147,9 +151,10 @@ def check_gemms(case: tuple[tuple[int, int, int], int, tuple[str, str]]) -> dict
             error = relative(multiply(rows, packed, dtype), expected)
             path = f"{band} int{bits} x {element}" + (f" per {granularity}" if element != "bf16" else "")
             path += f", {str(dtype)[6:]} outputs"
-            bound = BFLOAT16_BOUND if dtype == torch.bfloat16 else FLOAT32_BOUND
-            if dtype == torch.float32 and band == "prefill" and element == "e4m3":
-                bound = FP8_BOUND
+            if dtype == torch.bfloat16:
+                bound = BFLOAT16_BOUND if expected.numel() > 10_000 else BFLOAT16_BOUND_OF_FEW
+            else:
+                bound = FP8_BOUND if band == "prefill" and element == "e4m3" else FLOAT32_BOUND
             assert error <= bound, f"{path}, K={inputs} N={outputs} M={count}: relative error {error:.2e}"
             worst[path] = max(worst.get(path, 0.0), error)
     return worst
@@ -164,14 +169,16 @@ def prepare_check() -> None:
 
 
 def check() -> dict[str, object]:
-    """All checks. Raises the first AssertionError."""
+    """All checks, and the peer's kernels compiled beside them. Raises the first AssertionError."""
     modes = [("int8", "group"), ("e4m3", "group"), ("bf16", "group"), ("int8", "token"), ("e4m3", "token")]
     with multiprocessing.get_context("spawn").Pool(PROCESSES, prepare_check) as pool:
         gemms = pool.map_async(check_gemms, list(itertools.product(GEMM_SHAPES, (4, 5), modes)), 1)
+        peers = pool.map_async(call_peer, list(itertools.product(PEERS, PEER_ROWS)), 1)
         producers = pool.map(check_producers, list(itertools.product(PRODUCER_SHAPES, (1, 2, 3))), 1)
         worst: dict[str, float] = {}
         for path, error in (item for found in gemms.get() for item in found.items()):
             worst[path] = max(worst.get(path, 0.0), error)
+        peers.get()
     total = {key: sum(found[key] for found in producers) for key in ("launches", "codes")}
     return {"producers": total, "real_rotation": check_real_rotation(), "gemms": worst}
 
@@ -240,32 +247,44 @@ def measure() -> dict[str, object]:
     return report
 
 
+def peer_layer(name: str) -> tuple[Callable[[torch.Tensor], torch.Tensor], weights.PackedWeight, torch.Tensor]:
+    """gemlite's layer of int4 weights, the same weights packed for our kernels, and in f32 [K, N]."""
+    from gemlite import helper
+
+    codes = torch.randint(0, 16, (INPUTS, OUTPUTS), dtype=torch.uint8, device=CUDA)
+    zeros = torch.randint(0, 16, (INPUTS // GROUP, OUTPUTS), dtype=torch.uint8, device=CUDA)
+    # Seven bits and a power of two: bf16 and f16 hold them alike.
+    scales = (torch.randint(64, 128, zeros.shape, device=CUDA) * 2.0**-13).half()
+    layer = getattr(helper, PEERS[name])(device="cuda:0", dtype=torch.bfloat16).from_weights(
+        codes.T.contiguous(), scales.T.reshape(-1, 1).bfloat16(), zeros.T.reshape(-1, 1).bfloat16()
+    )
+    exact = (codes.float() - zeros.float().repeat_interleave(GROUP, 0)) * scales.float().repeat_interleave(GROUP, 0)
+    return layer, weights.pack_codes(codes, zeros, scales, 4), exact
+
+
+def call_peer(case: tuple[str, int]) -> None:
+    """gemlite tunes itself at the first call of a shape; this leaves what it compiles in Triton's cache."""
+    name, count = case
+    layer, _, _ = peer_layer(name)
+    layer(torch.randn(count, INPUTS, device=CUDA).bfloat16())
+    torch.cuda.synchronize()
+
+
 def measure_peer() -> list[dict[str, object]]:
     """gemlite on the same int4 weights, beside ours: bf16 rows alone, and 8-bit rows made from bf16 ones by each side.
 
     gemlite's 8-bit path quantizes to e4m3 per token and does not rotate; ours rotates, and for up to 64 rows has a
-    scale per group. gemlite tunes itself at its first call of a shape, which is not timed.
+    scale per group.
     """
     import gemlite
-    from gemlite.helper import A8W4_HQQ_INT_dynamic, A16W4_HQQ_INT
 
     flush = torch.empty(FLUSH_BYTES, dtype=torch.uint8, device=CUDA)
-    codes = torch.randint(0, 16, (INPUTS, OUTPUTS), dtype=torch.uint8, device=CUDA)
-    zeros = torch.randint(0, 16, (INPUTS // GROUP, OUTPUTS), dtype=torch.uint8, device=CUDA)
-    scales = (torch.rand(INPUTS // GROUP, OUTPUTS, device=CUDA) * 0.01 + 0.001).half()
-    packed = weights.pack_codes(codes, zeros, scales, 4)
-    exact = (codes.float() - zeros.float().repeat_interleave(GROUP, 0)) * scales.float().repeat_interleave(GROUP, 0)
     terms = producer.split_rotation(torch.linalg.qr(torch.randn(1, INPUTS // GROUP, GROUP, GROUP, device=CUDA))[0])
-    theirs = {
-        name: make(device="cuda:0", dtype=torch.bfloat16).from_weights(
-            codes.T.contiguous(), scales.T.reshape(-1, 1).bfloat16(), zeros.T.reshape(-1, 1).bfloat16()
-        )
-        for name, make in (("A16W4", A16W4_HQQ_INT), ("A8W4 e4m3", A8W4_HQQ_INT_dynamic))
-    }
     report = []
-    for name, count in itertools.product(theirs, (1, 8, 64, 2048)):
+    layers = {name: peer_layer(name) for name in PEERS}
+    for name, count in itertools.product(PEERS, PEER_ROWS):
+        layer, packed, exact = layers[name]
         x = torch.randn(count, INPUTS, device=CUDA).bfloat16()
-        layer = theirs[name]
         error = relative(layer(x), (x.float() @ exact).double())
         row: dict[str, object] = {"peer": f"gemlite {gemlite.__version__} {name}", "M": count, "relative_error": error}
         assert error < 0.05, f"gemlite is used wrongly: {row}"

@@ -33,11 +33,13 @@ from paroquant_gfx1201.kernels.triton.linear import TritonLinear
 from paroquant_gfx1201.modes import Mode
 
 NEW_TOKENS = 64
+INT8 = {"RADIANCE_PQ_I8": "1", "RADIANCE_PQ_ZPE": "0"}
+E4M3 = {"RADIANCE_PQ_I8": "0", "RADIANCE_PQ_ZPE": "0"}
 MODES = {
-    "int8 per group": {"RADIANCE_PQ_I8": "1", "RADIANCE_PQ_PG": "1", "RADIANCE_PQ_PTOK": "0", "RADIANCE_PQ_ZPE": "0"},
-    "int8, per token in prefill": {"RADIANCE_PQ_I8": "1", "RADIANCE_PQ_PTOK": "1", "RADIANCE_PQ_ZPE": "0"},
-    "e4m3 per group": {"RADIANCE_PQ_I8": "0", "RADIANCE_PQ_PTOK": "0", "RADIANCE_PQ_ZPE": "0"},
-    "e4m3, per token in prefill": {"RADIANCE_PQ_I8": "0", "RADIANCE_PQ_PTOK": "1", "RADIANCE_PQ_ZPE": "0"},
+    "int8 per group": {**INT8, "RADIANCE_PQ_PG": "1", "RADIANCE_PQ_PTOK": "0"},
+    "e4m3, per token in prefill": {**E4M3, "RADIANCE_PQ_PTOK": "1"},
+    "int8, per token in prefill": {**INT8, "RADIANCE_PQ_PG": "0", "RADIANCE_PQ_PTOK": "1"},
+    "e4m3 per group": {**E4M3, "RADIANCE_PQ_PTOK": "0"},
 }
 
 

@@ -238,16 +238,18 @@ class DecodeTiles:
     together: int = 1
     width: int = 0
     even: bool = False
-    regs: int | None = None
 
 
-def tiles_for(rows: int, bits: int, integer: bool, device: torch.device) -> DecodeTiles:
+def tiles_for(rows: int, bits: int, codes: torch.dtype, device: torch.device) -> DecodeTiles:
     """The tiles that were fastest on an H200 (docs/benchmarks.md)."""
+    integer = codes == torch.int8
     if rows > 16:
-        return DecodeTiles(128, 2 * processors(device), 4, 3, even=True)
-    if bits == 4 and integer:
-        return DecodeTiles(128, 3, 4, 3)
-    return DecodeTiles(32, 3, 1, 1, together=2, width=4) if bits == 5 else DecodeTiles(32, 5, 1, 2, width=4)
+        if bits == 4 and integer:
+            return DecodeTiles(128, 2 * processors(device), 4, 3, even=True)
+        return DecodeTiles(32, 8 * processors(device), 1, 1, width=4, even=True)
+    if integer:
+        return DecodeTiles(128, 3, 4, 3) if bits == 4 else DecodeTiles(32, 3, 1, 1, together=2, width=4)
+    return DecodeTiles(64, 5, 1, 1 if bits == 5 and codes != torch.bfloat16 else 2, width=4)
 
 
 @cache
@@ -270,8 +272,7 @@ def decode(
             f"not {list(rows.codes.shape)} with scales per {rows.granularity}"
         )
     device = rows.codes.device
-    integer = rows.codes.dtype == torch.int8
-    tiles = tiles or tiles_for(count, weight.bits, integer, device)
+    tiles = tiles or tiles_for(count, weight.bits, rows.codes.dtype, device)
     blocks = triton.cdiv(weight.outputs, tiles.outputs)
     if tiles.even:
         grid = (min(tiles.programs, blocks * weight.groups),)
@@ -288,6 +289,6 @@ def decode(
         GROUP=weight.group_size, BITS=weight.bits, OPERAND=operand(rows.codes.dtype),
         SCALED=rows.granularity == "group", BLOCK_M=max(8, triton.next_power_of_2(count)), BLOCK_N=tiles.outputs,
         SPLITS=0 if tiles.even else shares, STAGES=tiles.stages, TOGETHER=tiles.together, WIDTH=tiles.width, PTX=inline_ptx(device),
-        num_warps=tiles.warps, maxnreg=tiles.regs,
+        num_warps=tiles.warps,
     )  # fmt: skip
     return y

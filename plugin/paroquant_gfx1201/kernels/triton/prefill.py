@@ -85,7 +85,6 @@ def tile_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     STAGES: tl.constexpr,
-    WS: tl.constexpr = False,
 ):
     """One tile of y. SCALES of the rows: 0 none, 1 per group, 2 per token.
 
@@ -99,7 +98,7 @@ def tile_kernel(
     live = rows < M
     integer: tl.constexpr = tl.int8 == codes.dtype
     total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-    for group in tl.range(0, K // GROUP, num_stages=STAGES, warp_specialize=WS):
+    for group in tl.range(0, K // GROUP, num_stages=STAGES):
         left = codes.load([row, group * GROUP])
         right = expanded.load([group * N + column, 0])
         scale, zero = scale_and_zero(step_tiles.load([group * N + column]))
@@ -125,19 +124,26 @@ def tile_kernel(
 
 @dataclass(frozen=True)
 class PrefillTiles:
-    """Rows and outputs of a tile, warps, and depth of the load pipeline."""
+    """Rows and outputs of a tile, warps, depth of the load pipeline, and the registers a thread may have (CUDA)."""
 
     rows: int
     outputs: int
     warps: int
     stages: int
-    ws: bool = False
-    regs: int | None = None
+    registers: int | None = None
 
 
-def tiles_for(codes: torch.dtype) -> PrefillTiles:
-    """The fastest on an H200 (docs/benchmarks.md)."""
-    return PrefillTiles(64, 128, 4, 3) if codes == torch.bfloat16 else PrefillTiles(128, 64, 4, 4)
+def tiles_for(codes: torch.dtype, device: torch.device) -> PrefillTiles:
+    """The fastest on an H200 (docs/benchmarks.md); on AMD, those that spill nothing on gfx1201."""
+    if torch.version.hip is not None:
+        return HIP_TILES
+    if codes == torch.bfloat16:
+        return PrefillTiles(128, 128, 8, 3)
+    # With 168 registers three programs fit a multiprocessor.
+    return PrefillTiles(128, 64, 4, 3, 168)
+
+
+HIP_TILES = PrefillTiles(64, 64, 8, 1)
 
 
 def keeps_zero_points(codes: torch.dtype, bits: int) -> bool:
@@ -165,7 +171,7 @@ def prefill(
     if inputs != weight.inputs:
         raise PluginError(f"the weight has K={weight.inputs}, the rows have K={inputs}")
     outputs, size, kind = weight.outputs, weight.group_size, rows.codes.dtype
-    tiles = tiles or tiles_for(kind)
+    tiles = tiles or tiles_for(kind, rows.codes.device)
     y = torch.empty(count, outputs, dtype=dtype, device=rows.codes.device)
     expanded = expand(weight, kind).view(-1, size)
     tile_kernel[(triton.cdiv(count, tiles.rows) * triton.cdiv(outputs, tiles.outputs),)](
@@ -175,6 +181,7 @@ def prefill(
         rows.scales, rows.row_sums, y, count, outputs, inputs,
         GROUP=size, BITS=weight.bits, CENTRED=not keeps_zero_points(kind, weight.bits),
         WIDE=operand(kind), SCALES={"none": 0, "group": 1, "token": 2}[rows.granularity],
-        BLOCK_M=tiles.rows, BLOCK_N=tiles.outputs, STAGES=tiles.stages, WS=tiles.ws, num_warps=tiles.warps, maxnreg=tiles.regs,
+        BLOCK_M=tiles.rows, BLOCK_N=tiles.outputs, STAGES=tiles.stages, num_warps=tiles.warps,
+        **({"maxnreg": tiles.registers} if tiles.registers else {}),
     )  # fmt: skip
     return y
