@@ -147,8 +147,8 @@ def check_gemms(case: tuple[tuple[int, int, int], int, tuple[str, str]]) -> dict
         bands = [("prefill", prefill.prefill)]
         if count <= decode.MAX_ROWS and granularity == "group":
             bands.append(("decode", decode.decode))
-        for (band, multiply), dtype in itertools.product(bands, (torch.float32, torch.bfloat16)):
-            error = relative(multiply(rows, packed, dtype), expected)
+        for (band, kernel), dtype in itertools.product(bands, (torch.float32, torch.bfloat16)):
+            error = relative(kernel(rows, packed, dtype), expected)
             path = f"{band} int{bits} x {element}" + (f" per {granularity}" if element != "bf16" else "")
             path += f", {str(dtype)[6:]} outputs"
             if dtype == torch.bfloat16:
@@ -292,10 +292,12 @@ def measure_peer() -> list[dict[str, object]]:
         granularity = "group" if count <= decode.MAX_ROWS else "token"
         for element in ("bf16",) if name == "A16W4" else ("int8", "e4m3"):
             rows = producer.quantize_rows(x, terms, element, granularity).of(0)
-            row[f"ours_{element}_us"] = timed(lambda rows=rows: multiply(rows, packed, torch.bfloat16), flush)["us"]
+            row[f"ours_{element}_us"] = timed(
+                lambda rows=rows, packed=packed: multiply(rows, packed, torch.bfloat16), flush
+            )["us"]
             if element != "bf16":
                 row[f"ours_{element}_with_producer_us"] = timed(
-                    lambda x=x, e=element, g=granularity: multiply(
+                    lambda x=x, e=element, g=granularity, packed=packed: multiply(
                         producer.quantize_rows(x, terms, e, g).of(0), packed, torch.bfloat16
                     ),
                     flush,
