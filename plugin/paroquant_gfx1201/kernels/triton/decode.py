@@ -168,7 +168,8 @@ def last_owner(unit, units, programs):
     return (((unit + 1).to(tl.int64) * programs - 1) // units).to(tl.int32)
 
 
-@triton.jit
+# Its code for one row is slower than that for a few.
+@triton.jit(do_not_specialize=["M"])
 def decode_kernel(
     codes,
     row_scales,
@@ -244,7 +245,7 @@ def tiles_for(rows: int, bits: int, codes: torch.dtype, device: torch.device) ->
     """The tiles that were fastest on an H200 (docs/benchmarks.md)."""
     integer = codes == torch.int8
     if rows > 16:
-        if bits == 4 and integer:
+        if codes == torch.bfloat16 or (bits == 4 and integer):
             return DecodeTiles(128, 2 * processors(device), 4, 3, even=True)
         return DecodeTiles(32, 8 * processors(device), 1, 1, width=4, even=True)
     if integer:

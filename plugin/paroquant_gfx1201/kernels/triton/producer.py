@@ -253,11 +253,11 @@ TOKEN_ROWS = 16
 """Rows of a program that encodes parked rows."""
 
 
-def tiles_for(count: int, element: str) -> ProducerTiles:
+def tiles_for(count: int) -> ProducerTiles:
     """The tiles that were fastest on an H200 (docs/benchmarks.md)."""
     if count <= 64:
         return ProducerTiles(16 if count <= 16 else 32, 8, 1, 528)
-    return ProducerTiles(32, 8, 1, 264) if element == "e4m3" else ProducerTiles(64, 4, 1, 264)
+    return ProducerTiles(64, 4, 1, 264)
 
 
 def quantize_rows(
@@ -285,7 +285,7 @@ def quantize_rows(
     if by_token:
         rotated = torch.empty(rotations, count, inputs, dtype=torch.bfloat16, device=x.device)
         factors = torch.empty_like(row_sums)
-    tiles = tiles or tiles_for(count, "bf16" if by_token else element)
+    tiles = tiles or tiles_for(count)
     blocks = triton.cdiv(count, tiles.rows)
     # A program reads its matrix once and then many rows.
     shares = min(blocks, max(1, tiles.programs // (groups * rotations)))
