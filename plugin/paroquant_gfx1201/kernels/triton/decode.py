@@ -242,7 +242,9 @@ class DecodeTiles:
 
 
 def tiles_for(rows: int, bits: int, codes: torch.dtype, device: torch.device) -> DecodeTiles:
-    """The tiles that were fastest on an H200 (docs/benchmarks.md)."""
+    """The tiles that were fastest on an H200 (docs/benchmarks.md); on AMD, those of ``hip_tiles``."""
+    if torch.version.hip is not None:
+        return hip_tiles(rows)
     integer = codes == torch.int8
     if rows > 16:
         if codes == torch.bfloat16 or (bits == 4 and integer):
@@ -251,6 +253,11 @@ def tiles_for(rows: int, bits: int, codes: torch.dtype, device: torch.device) ->
     if integer:
         return DecodeTiles(128, 3, 4, 3) if bits == 4 else DecodeTiles(32, 3, 1, 1, together=2, width=4)
     return DecodeTiles(64, 5, 1, 1 if bits == 5 and codes != torch.bfloat16 else 2, width=4)
+
+
+def hip_tiles(rows: int) -> DecodeTiles:
+    """Tiles that spill nothing on gfx1201. Not timed: no such card was at hand."""
+    return DecodeTiles(64, 4, 4, 1) if rows <= 16 else DecodeTiles(64, 4, 8, 1)
 
 
 @cache
@@ -289,7 +296,8 @@ def decode(
         _counters(device, blocks), count, weight.outputs, weight.inputs,
         GROUP=weight.group_size, BITS=weight.bits, OPERAND=operand(rows.codes.dtype),
         SCALED=rows.granularity == "group", BLOCK_M=max(8, triton.next_power_of_2(count)), BLOCK_N=tiles.outputs,
-        SPLITS=0 if tiles.even else shares, STAGES=tiles.stages, TOGETHER=tiles.together, WIDTH=tiles.width, PTX=inline_ptx(device),
+        SPLITS=0 if tiles.even else shares, STAGES=tiles.stages, TOGETHER=tiles.together, WIDTH=tiles.width,
+        PTX=inline_ptx(device),
         num_warps=tiles.warps,
     )  # fmt: skip
     return y

@@ -39,7 +39,10 @@ def expand_kernel(
     BLOCK_N: tl.constexpr,
     PTX: tl.constexpr,
 ):
-    """[G, N, g] of code - zero, or of code - midpoint where not CENTRED; -31..31. WIDE: what bf16 and e4m3 are made from."""
+    """[G, N, g] of code - zero, or of code - midpoint where not CENTRED; -31..31.
+
+    WIDE: what bf16 and e4m3 are made from.
+    """
     columns = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     inside = columns < N
     place = tl.program_id(1) * N + columns
@@ -88,8 +91,8 @@ def tile_kernel(
 ):
     """One tile of y. SCALES of the rows: 0 none, 1 per group, 2 per token.
 
-    codes [M, K], expanded [G * N, g] and step_tiles, which are the steps in one dimension, are tensor descriptors. Rows past M
-    and columns past N read zeros, or another group's values, and are never stored.
+    codes [M, K], expanded [G * N, g] and step_tiles, which are the steps in one dimension, are tensor descriptors.
+    Rows past M and columns past N read zeros, or another group's values, and are never stored.
     """
     tiles_m = tl.cdiv(M, BLOCK_M)
     row = tl.program_id(0) % tiles_m * BLOCK_M
@@ -133,8 +136,8 @@ class PrefillTiles:
     registers: int | None = None
 
 
-def tiles_for(codes: torch.dtype, device: torch.device) -> PrefillTiles:
-    """The fastest on an H200 (docs/benchmarks.md); on AMD, those that spill nothing on gfx1201."""
+def tiles_for(codes: torch.dtype) -> PrefillTiles:
+    """The fastest on an H200 (docs/benchmarks.md); on AMD, HIP_TILES."""
     if torch.version.hip is not None:
         return HIP_TILES
     if codes == torch.bfloat16:
@@ -144,6 +147,7 @@ def tiles_for(codes: torch.dtype, device: torch.device) -> PrefillTiles:
 
 
 HIP_TILES = PrefillTiles(64, 64, 8, 1)
+"""Spill nothing on gfx1201. Not timed: no such card was at hand."""
 
 
 def keeps_zero_points(codes: torch.dtype, bits: int) -> bool:
@@ -171,7 +175,7 @@ def prefill(
     if inputs != weight.inputs:
         raise PluginError(f"the weight has K={weight.inputs}, the rows have K={inputs}")
     outputs, size, kind = weight.outputs, weight.group_size, rows.codes.dtype
-    tiles = tiles or tiles_for(kind, rows.codes.device)
+    tiles = tiles or tiles_for(kind)
     y = torch.empty(count, outputs, dtype=dtype, device=rows.codes.device)
     expanded = expand(weight, kind).view(-1, size)
     tile_kernel[(triton.cdiv(count, tiles.rows) * triton.cdiv(outputs, tiles.outputs),)](

@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 
 from paroquant_gfx1201.errors import PluginError
-from paroquant_gfx1201.kernels.triton.weights import INTERPRETED, operand
+from paroquant_gfx1201.kernels.triton.weights import INTERPRETED, operand, processors
 
 TERMS = 3
 ELEMENTS = {"int8": torch.int8, "e4m3": torch.float8_e4m3fn, "bf16": torch.bfloat16}
@@ -253,11 +253,18 @@ TOKEN_ROWS = 16
 """Rows of a program that encodes parked rows."""
 
 
-def tiles_for(count: int) -> ProducerTiles:
-    """The tiles that were fastest on an H200 (docs/benchmarks.md)."""
+def tiles_for(count: int, device: torch.device) -> ProducerTiles:
+    """The tiles that were fastest on an H200 (docs/benchmarks.md); on AMD, HIP_ROWS."""
+    programs = (4 if count <= 64 else 2) * processors(device)
+    if torch.version.hip is not None:
+        return ProducerTiles(HIP_ROWS, 8, 1, programs)
     if count <= 64:
-        return ProducerTiles(16 if count <= 16 else 32, 8, 1, 528)
-    return ProducerTiles(64, 4, 1, 264)
+        return ProducerTiles(16 if count <= 16 else 32, 8, 1, programs)
+    return ProducerTiles(64, 4, 1, programs)
+
+
+HIP_ROWS = 32
+"""Of a block, for 8 warps: spill nothing on gfx1201. Not timed: no such card was at hand."""
 
 
 def quantize_rows(
@@ -285,7 +292,7 @@ def quantize_rows(
     if by_token:
         rotated = torch.empty(rotations, count, inputs, dtype=torch.bfloat16, device=x.device)
         factors = torch.empty_like(row_sums)
-    tiles = tiles or tiles_for(count)
+    tiles = tiles or tiles_for(count, x.device)
     blocks = triton.cdiv(count, tiles.rows)
     # A program reads its matrix once and then many rows.
     shares = min(blocks, max(1, tiles.programs // (groups * rotations)))
