@@ -11,7 +11,8 @@ from paroquant_gfx1201 import reference, rotation
 from paroquant_gfx1201.errors import PluginError
 from paroquant_gfx1201.formats.projection import Projection
 from paroquant_gfx1201.kernels.triton import decode, prefill, producer, weights
-from paroquant_gfx1201.modes import Band
+from paroquant_gfx1201.kernels.triton.linear import TritonLinear
+from paroquant_gfx1201.modes import Band, Mode
 from tests.plugin.conftest import random_projection, relative
 
 FLOAT32_FLOOR = 2e-6
@@ -114,6 +115,22 @@ def test_packing_keeps_every_code_scale_and_zero(bits: int) -> None:
     assert torch.equal((packed.steps & 0xFFFF).short().view(torch.float16), projection.scales)
 
 
+@pytest.mark.parametrize("bits", [4, 5])
+@pytest.mark.parametrize("codes", [torch.float8_e4m3fn, torch.bfloat16])
+def test_expanded_floats_are_the_same_integers(bits: int, codes: torch.dtype) -> None:
+    packed = weights.pack(random_projection(bits))
+    expected = prefill.expand(packed).float()
+    if prefill.keeps_zero_points(codes, bits):
+        expected += (packed.steps >> 16).unsqueeze(-1) - 2 ** (bits - 1)
+    assert torch.equal(prefill.expand(packed, codes).float(), expected)
+
+
+def test_every_centred_int4_and_every_int5_code_less_its_midpoint_is_an_e4m3_value() -> None:
+    codes = torch.arange(-16, 17).float()
+    assert torch.equal(codes.to(torch.float8_e4m3fn).float(), codes)
+    assert torch.tensor(17.0).to(torch.float8_e4m3fn).float() != 17.0
+
+
 def rows_for(projection: Projection, count: int, element: str, granularity: str) -> producer.QuantizedRows:
     generator = torch.Generator().manual_seed(3)
     x = (torch.randn(count, projection.inputs, generator=generator) + 0.5).bfloat16()
@@ -129,8 +146,8 @@ def test_decode_is_float64_of_the_same_codes(bits: int, element: str, count: int
     prepared = reference.prepare(projection)
     rows = rows_for(projection, count, element, "group")
     expected = reference.same_codes(as_reference(rows), prepared.weight, prepared.offsets)
-    for splits in (1, 2):
-        tiles = decode.DecodeTiles(64, splits, 4, 2)
+    for programs, together, width, even in ((1, 1, 0, False), (2, 2, 4, False), (3, 2, 4, True), (99, 1, 0, True)):
+        tiles = decode.DecodeTiles(64, programs, 4, 2, together, width, even)
         actual = decode.decode(rows, weights.pack(projection), torch.float32, tiles)
         assert relative(actual, expected) < FLOAT32_FLOOR
 
@@ -153,7 +170,7 @@ def test_prefill_is_float64_of_the_same_codes(bits: int, element: str, granulari
 def test_decode_leaves_its_arrival_counters_at_zero_and_repeats_bit_for_bit() -> None:
     projection = random_projection(5)
     rows, packed = rows_for(projection, 3, "int8", "group"), weights.pack(projection)
-    tiles = decode.DecodeTiles(64, 3, 4, 2)
+    tiles = decode.DecodeTiles(64, 5, 4, 2, even=True)
     first = decode.decode(rows, packed, torch.float32, tiles)
     assert torch.equal(first, decode.decode(rows, packed, torch.float32, tiles))
 
@@ -162,3 +179,24 @@ def test_decode_refuses_rows_with_one_scale_per_token() -> None:
     projection = random_projection(4)
     with pytest.raises(PluginError, match="scales per token"):
         decode.decode(rows_for(projection, 2, "int8", "token"), weights.pack(projection))
+
+
+@pytest.mark.parametrize("count", [3, 70])
+@pytest.mark.parametrize(
+    ("element", "switches"),
+    [("int8", {"RADIANCE_PQ_PG": "1"}), ("int8", {"RADIANCE_PQ_PTOK": "1"}), ("e4m3", {"RADIANCE_PQ_PTOK": "1"})],
+)
+def test_the_linear_module_computes_the_band_of_its_rows(count: int, element: str, switches: dict[str, str]) -> None:
+    """Other bands' activations are further off than the f16 zero-scales of the reference, for which the bound is."""
+    environment = {"RADIANCE_PQ_ZPE": "0", "RADIANCE_PQ_PTOK": "0", **switches}
+    mode = Mode.from_environment({**environment, "RADIANCE_PQ_I8": "1" if element == "int8" else "0"})
+    projection = random_projection(5)
+    generator = torch.Generator().manual_seed(4)
+    x = torch.randn(1, count, projection.inputs, generator=generator).bfloat16()
+    expected = reference.linear(x[0], reference.prepare(projection), mode.band(count))
+    y = TritonLinear(projection, mode, "cpu")(x.float())
+    assert y.shape == (1, count, projection.outputs)
+    assert relative(y[0], expected.double()) < 3e-4
+    other = "token" if mode.band(count).granularity == "group" else "group"
+    wrong = reference.linear(x[0], reference.prepare(projection), Band(element, other, "loop"))
+    assert relative(y[0], wrong.double()) > 1e-3

@@ -1,7 +1,7 @@
 """Decode GEMM: few tokens, so that the time is the time to read the weights.
 
 Y^T = W A^T, so that the outputs are the long side of the matrix instruction. The groups of a tile of
-outputs are split among several programs; the last one to finish adds the partial sums in a fixed
+outputs are shared among several programs; the last one to finish adds the partial sums in a fixed
 order, which keeps one launch and a result that does not depend on timing.
 """
 
@@ -16,9 +16,12 @@ from paroquant_gfx1201.errors import PluginError
 from paroquant_gfx1201.kernels.triton.producer import QuantizedRows
 from paroquant_gfx1201.kernels.triton.weights import (
     PackedWeight,
-    float_operand,
+    fragment_order,
     half_groups,
     inline_ptx,
+    load_group,
+    operand,
+    processors,
     scale_and_zero,
 )
 
@@ -26,6 +29,147 @@ MAX_ROWS = 64
 
 
 @triton.jit
+def load_step(
+    codes,
+    row_scales,
+    row_sums,
+    nibbles,
+    plane,
+    steps,
+    rows,
+    columns,
+    M,
+    N,
+    K,
+    group,
+    last,
+    GROUP: tl.constexpr,
+    BITS: tl.constexpr,
+    SCALED: tl.constexpr,
+):
+    """What one group of the loop reads; a weight of scale 0 from ``last`` on."""
+    half = tl.arange(0, GROUP // 2)
+    live = (rows < M) & (group + tl.zeros_like(rows) < last)
+    inside = (columns < N) & (group + tl.zeros_like(columns) < last)
+    place = group * N + columns
+    word, fifth = load_group(nibbles, plane, place, inside[:, None], GROUP, BITS)
+    source = codes + rows[:, None] * K + group * GROUP + half[None, :]
+    lower = tl.load(source, mask=live[:, None], other=0.0)
+    upper = tl.load(source + GROUP // 2, mask=live[:, None], other=0.0)
+    step = tl.load(steps + place, mask=inside, other=0)
+    sums = tl.load(row_sums + group * M + rows, mask=live, other=0.0)
+    row_scale = sums
+    if SCALED:
+        row_scale = tl.load(row_scales + group * M + rows, mask=live, other=0.0)
+    return word, fifth, lower, upper, step, sums, row_scale
+
+
+@triton.jit
+def add_step(
+    total,
+    loaded,
+    GROUP: tl.constexpr,
+    BITS: tl.constexpr,
+    OPERAND: tl.constexpr,
+    SCALED: tl.constexpr,
+    WIDTH: tl.constexpr,
+    PTX: tl.constexpr,
+):
+    """total f32 [n, m] plus the product of one group."""
+    word, fifth, lower, upper, step, sums, row_scale = loaded
+    low, high = half_groups(word, fifth, GROUP, BITS, OPERAND, PTX)
+    lower, upper = lower.to(OPERAND), upper.to(OPERAND)
+    if WIDTH > 0:
+        low, high = fragment_order(low, WIDTH), fragment_order(high, WIDTH)
+        lower, upper = fragment_order(lower, WIDTH), fragment_order(upper, WIDTH)
+    scale, zero = scale_and_zero(step)
+    if tl.int8 == OPERAND:
+        dots = tl.dot(low, tl.trans(lower), out_dtype=tl.int32)
+        dots = tl.dot(high, tl.trans(upper), acc=dots, out_dtype=tl.int32)
+        # Integers below 2^24: f32 holds them, and their difference, exactly.
+        centred = dots.to(tl.float32) - zero.to(tl.float32)[:, None] * sums[None, :]
+    else:
+        dots = tl.dot(low, tl.trans(lower), input_precision="ieee")
+        dots = tl.dot(high, tl.trans(upper), acc=dots, input_precision="ieee")
+        centred = dots - (zero - (1 << (BITS - 1))).to(tl.float32)[:, None] * sums[None, :]
+    if SCALED:
+        total += centred * (scale[:, None] * row_scale[None, :])
+    else:
+        total += centred * scale[:, None]
+    return total
+
+
+@triton.jit
+def multiply_share(
+    codes,
+    row_scales,
+    row_sums,
+    nibbles,
+    plane,
+    steps,
+    y,
+    partial,
+    arrived,
+    M,
+    N,
+    K,
+    tile,
+    first,
+    last,
+    share,
+    shares,
+    GROUP: tl.constexpr,
+    BITS: tl.constexpr,
+    OPERAND: tl.constexpr,
+    SCALED: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    STAGES: tl.constexpr,
+    TOGETHER: tl.constexpr,
+    WIDTH: tl.constexpr,
+    PTX: tl.constexpr,
+):
+    """Groups first..last of one tile of outputs, which is share number ``share`` of the tile's ``shares``."""
+    rows = tl.arange(0, BLOCK_M)
+    columns = tile * BLOCK_N + tl.arange(0, BLOCK_N)
+    total = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
+    for group in tl.range(first, last, TOGETHER, num_stages=STAGES):
+        one = load_step(
+            codes, row_scales, row_sums, nibbles, plane, steps, rows, columns, M, N, K, group, last, GROUP, BITS, SCALED
+        )
+        if TOGETHER == 2:
+            two = load_step(
+                codes, row_scales, row_sums, nibbles, plane, steps, rows, columns, M, N, K, group + 1, last,
+                GROUP, BITS, SCALED,
+            )  # fmt: skip
+        total = add_step(total, one, GROUP, BITS, OPERAND, SCALED, WIDTH, PTX)
+        if TOGETHER == 2:
+            total = add_step(total, two, GROUP, BITS, OPERAND, SCALED, WIDTH, PTX)
+    keep = (columns < N)[:, None] & (rows < M)[None, :]
+    target = rows[None, :] * N + columns[:, None]
+    if shares == 1:
+        tl.store(y + target, total.to(y.dtype.element_ty), mask=keep)
+    else:
+        tl.store(partial + share * M * N + target, total, mask=keep)
+        # Every thread's part must be written before the program counts as arrived.
+        tl.debug_barrier()
+        before = tl.atomic_add(arrived + tile, 1, sem="acq_rel", scope="gpu")
+        if before == shares - 1:
+            total = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
+            for other in tl.range(0, shares, num_stages=1):
+                total += tl.load(partial + other * M * N + target, mask=keep, other=0.0, cache_modifier=".cg")
+            tl.store(y + target, total.to(y.dtype.element_ty), mask=keep)
+            tl.store(arrived + tile, 0)
+
+
+@triton.jit
+def last_owner(unit, units, programs):
+    """The program that works on ``unit``: program p has those from p * units // programs on."""
+    return (((unit + 1).to(tl.int64) * programs - 1) // units).to(tl.int32)
+
+
+# Its code for one row is slower than that for a few.
+@triton.jit(do_not_specialize=["M"])
 def decode_kernel(
     codes,
     row_scales,
@@ -47,71 +191,73 @@ def decode_kernel(
     BLOCK_N: tl.constexpr,
     SPLITS: tl.constexpr,
     STAGES: tl.constexpr,
+    TOGETHER: tl.constexpr,
+    WIDTH: tl.constexpr,
     PTX: tl.constexpr,
 ):
-    """One tile of outputs [BLOCK_N] for all rows, and one share of the groups."""
-    tile, share = tl.program_id(0), tl.program_id(1)
-    rows = tl.arange(0, BLOCK_M)
-    columns = tile * BLOCK_N + tl.arange(0, BLOCK_N)
-    half = tl.arange(0, GROUP // 2)
-    live, inside = rows < M, columns < N
+    """One of SPLITS shares of a tile of outputs; or, with SPLITS 0, an equal share of the groups of all tiles.
+
+    TOGETHER: groups of one iteration (1 or 2), whose loads are under way at once. WIDTH: of ``fragment_order``, or 0
+    to leave K in its order.
+    """
     groups = K // GROUP
-    first, last = share * groups // SPLITS, (share + 1) * groups // SPLITS
-    total = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
-    for group in tl.range(first, last, num_stages=STAGES):
-        place = group * N + columns
-        low, high = half_groups(nibbles, plane, place, inside[:, None], GROUP, BITS, OPERAND, PTX)
-        source = codes + rows[None, :] * K + group * GROUP + half[:, None]
-        lower = tl.load(source, mask=live[None, :], other=0.0)
-        upper = tl.load(source + GROUP // 2, mask=live[None, :], other=0.0)
-        scale, zero = scale_and_zero(tl.load(steps + place, mask=inside, other=0))
-        sums = tl.load(row_sums + group * M + rows, mask=live, other=0.0)
-        if tl.int8 == OPERAND:
-            dots = tl.dot(low, lower, out_dtype=tl.int32)
-            dots = tl.dot(high, upper, acc=dots, out_dtype=tl.int32)
-            # Integers below 2^24: f32 holds them, and their difference, exactly.
-            centred = dots.to(tl.float32) - zero.to(tl.float32)[:, None] * sums[None, :]
-        else:
-            dots = tl.dot(low, lower.to(OPERAND), input_precision="ieee")
-            dots = tl.dot(high, upper.to(OPERAND), acc=dots, input_precision="ieee")
-            centred = dots - (zero - (1 << (BITS - 1))).to(tl.float32)[:, None] * sums[None, :]
-        if SCALED:
-            row_scale = tl.load(row_scales + group * M + rows, mask=live, other=0.0)
-            total += centred * (scale[:, None] * row_scale[None, :])
-        else:
-            total += centred * scale[:, None]
-    keep = inside[:, None] & live[None, :]
-    target = rows[None, :] * N + columns[:, None]
-    if SPLITS == 1:
-        tl.store(y + target, total.to(y.dtype.element_ty), mask=keep)
+    if SPLITS > 0:
+        tile, share = tl.program_id(0), tl.program_id(1)
+        multiply_share(
+            codes, row_scales, row_sums, nibbles, plane, steps, y, partial, arrived, M, N, K,
+            tile, share * groups // SPLITS, (share + 1) * groups // SPLITS, share, SPLITS,
+            GROUP, BITS, OPERAND, SCALED, BLOCK_M, BLOCK_N, STAGES, TOGETHER, WIDTH, PTX,
+        )  # fmt: skip
     else:
-        tl.store(partial + share * M * N + target, total, mask=keep)
-        # Every thread's part must be written before the program counts as arrived.
-        tl.debug_barrier()
-        before = tl.atomic_add(arrived + tile, 1, sem="acq_rel", scope="gpu")
-        if before == SPLITS - 1:
-            total = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
-            for other in range(SPLITS):
-                total += tl.load(partial + other * M * N + target, mask=keep, other=0.0, cache_modifier=".cg")
-            tl.store(y + target, total.to(y.dtype.element_ty), mask=keep)
-            tl.store(arrived + tile, 0)
+        units = tl.cdiv(N, BLOCK_N) * groups
+        program, programs = tl.program_id(0), tl.num_programs(0)
+        begin = (program.to(tl.int64) * units // programs).to(tl.int32)
+        end = ((program + 1).to(tl.int64) * units // programs).to(tl.int32)
+        for tile in tl.range(begin // groups, tl.cdiv(end, groups), num_stages=1):
+            unit = tile * groups
+            owner = last_owner(unit, units, programs)
+            shares = last_owner(unit + groups - 1, units, programs) - owner + 1
+            multiply_share(
+                codes, row_scales, row_sums, nibbles, plane, steps, y, partial, arrived, M, N, K,
+                tile, tl.maximum(begin - unit, 0), tl.minimum(end - unit, groups), program - owner, shares,
+                GROUP, BITS, OPERAND, SCALED, BLOCK_M, BLOCK_N, STAGES, TOGETHER, WIDTH, PTX,
+            )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class DecodeTiles:
-    """Outputs of a tile, shares of K, warps, and depth of the load pipeline."""
+    """How the work is cut.
+
+    outputs of a tile; programs: shares of each tile's groups, or, where ``even``, of the groups of all tiles; warps;
+    depth of the load pipeline; TOGETHER and WIDTH of the kernel.
+    """
 
     outputs: int
-    splits: int
+    programs: int
     warps: int
     stages: int
+    together: int = 1
+    width: int = 0
+    even: bool = False
 
 
-def tiles_for(rows: int, bits: int, integer: bool) -> DecodeTiles:
-    """The tiles that were fastest on an H200 (docs/benchmarks.md)."""
-    if rows > 16 or (bits == 4 and integer):
-        return DecodeTiles(128, 3, 4, 3)
-    return DecodeTiles(64, 5, 4, 3) if bits == 5 else DecodeTiles(128, 5, 4, 2)
+def tiles_for(rows: int, bits: int, codes: torch.dtype, device: torch.device) -> DecodeTiles:
+    """The tiles that were fastest on an H200 (docs/benchmarks.md); on AMD, those of ``hip_tiles``."""
+    if torch.version.hip is not None:
+        return hip_tiles(rows)
+    integer = codes == torch.int8
+    if rows > 16:
+        if codes == torch.bfloat16 or (bits == 4 and integer):
+            return DecodeTiles(128, 2 * processors(device), 4, 3, even=True)
+        return DecodeTiles(32, 8 * processors(device), 1, 1, width=4, even=True)
+    if integer:
+        return DecodeTiles(128, 3, 4, 3) if bits == 4 else DecodeTiles(32, 3, 1, 1, together=2, width=4)
+    return DecodeTiles(64, 5, 1, 1 if bits == 5 and codes != torch.bfloat16 else 2, width=4)
+
+
+def hip_tiles(rows: int) -> DecodeTiles:
+    """Tiles that spill nothing on gfx1201. Not timed: no such card was at hand."""
+    return DecodeTiles(64, 4, 4, 1) if rows <= 16 else DecodeTiles(64, 4, 8, 1)
 
 
 @cache
@@ -133,35 +279,25 @@ def decode(
             f"decode takes at most {MAX_ROWS} rows of K={weight.inputs} with scales per group, "
             f"not {list(rows.codes.shape)} with scales per {rows.granularity}"
         )
-    integer = rows.codes.dtype == torch.int8
-    tiles = tiles or tiles_for(count, weight.bits, integer)
-    splits = min(tiles.splits, weight.groups)
-    blocks = triton.cdiv(weight.outputs, tiles.outputs)
     device = rows.codes.device
+    tiles = tiles or tiles_for(count, weight.bits, rows.codes.dtype, device)
+    blocks = triton.cdiv(weight.outputs, tiles.outputs)
+    if tiles.even:
+        grid = (min(tiles.programs, blocks * weight.groups),)
+        # A tile has whole shares, and parts of two more.
+        shares = grid[0] // blocks + 2
+    else:
+        shares = min(tiles.programs, weight.groups)
+        grid = (blocks, shares)
     y = torch.empty(count, weight.outputs, dtype=dtype, device=device)
-    partial = torch.empty((splits if splits > 1 else 0) * y.numel(), dtype=torch.float32, device=device)
-    decode_kernel[(blocks, splits)](
-        rows.codes,
-        rows.scales,
-        rows.row_sums,
-        weight.nibbles,
-        weight.plane,
-        weight.steps,
-        y,
-        partial,
-        _counters(device, blocks),
-        count,
-        weight.outputs,
-        weight.inputs,
-        GROUP=weight.group_size,
-        BITS=weight.bits,
-        OPERAND=tl.int8 if integer else float_operand(),
-        SCALED=rows.granularity == "group",
-        BLOCK_M=max(8, triton.next_power_of_2(count)),
-        BLOCK_N=tiles.outputs,
-        SPLITS=splits,
-        STAGES=tiles.stages,
+    partial = torch.empty((shares if shares > 1 else 0) * y.numel(), dtype=torch.float32, device=device)
+    decode_kernel[grid](
+        rows.codes, rows.scales, rows.row_sums, weight.nibbles, weight.plane, weight.steps, y, partial,
+        _counters(device, blocks), count, weight.outputs, weight.inputs,
+        GROUP=weight.group_size, BITS=weight.bits, OPERAND=operand(rows.codes.dtype),
+        SCALED=rows.granularity == "group", BLOCK_M=max(8, triton.next_power_of_2(count)), BLOCK_N=tiles.outputs,
+        SPLITS=0 if tiles.even else shares, STAGES=tiles.stages, TOGETHER=tiles.together, WIDTH=tiles.width,
         PTX=inline_ptx(device),
         num_warps=tiles.warps,
-    )
+    )  # fmt: skip
     return y

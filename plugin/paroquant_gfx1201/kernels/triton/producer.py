@@ -1,4 +1,6 @@
-"""Activation producer: rotate, scale channels, find the peak, encode and sum codes, in one launch.
+"""Activation producer: rotate, scale channels, find the peak, encode and sum codes.
+
+One launch per group; per token two, as the scale needs the peak of the whole row: the first parks the rotated row.
 
 The rotation of a group is one matrix product. The matrix, f32 with the channel scales folded in as
 the reference has it, is split into three bf16 terms whose sum is the f32 value; activations are
@@ -15,7 +17,7 @@ import triton
 import triton.language as tl
 
 from paroquant_gfx1201.errors import PluginError
-from paroquant_gfx1201.kernels.triton.weights import float_operand
+from paroquant_gfx1201.kernels.triton.weights import INTERPRETED, operand, processors
 
 TERMS = 3
 ELEMENTS = {"int8": torch.int8, "e4m3": torch.float8_e4m3fn, "bf16": torch.bfloat16}
@@ -108,6 +110,29 @@ def scale_of(peak, INT8: tl.constexpr):
 
 
 @triton.jit
+def steps_of(rotated, peak, scale, FUSED: tl.constexpr):
+    """rotated / scale, rounded correctly; rotated itself for a row of scale 0.
+
+    FUSED: by the rounded reciprocal and one corrected product (Markstein, 1990), which is the correctly rounded
+    quotient where nothing underflows. A power of two brings the row's peak to 1..2 first; what still underflows is
+    smaller than half of the smallest code.
+    """
+    if FUSED:
+        exponent = (peak.to(tl.int32, bitcast=True) >> 23) & 0xFF
+        power = (tl.maximum(254 - exponent, 1) << 23).to(tl.float32, bitcast=True)
+        divisor = tl.where(scale > 0, scale * power, 1.0)
+        inverse = tl.div_rn(tl.full(divisor.shape, 1.0, tl.float32), divisor)[:, None]
+        scaled = rotated * power[:, None]
+        quotient = scaled * inverse
+        rest = tl.fma(-quotient, tl.broadcast_to(divisor[:, None], scaled.shape), scaled)
+        steps = tl.fma(rest, tl.broadcast_to(inverse, scaled.shape), quotient)
+    else:
+        divisor = tl.where(scale > 0, scale, 1.0)
+        steps = tl.div_rn(rotated, tl.broadcast_to(divisor[:, None], rotated.shape))
+    return steps
+
+
+@triton.jit
 def widened(tile, OPERAND: tl.constexpr):
     """A bf16 tile as what the product multiplies; through its bits, as the interpreter's cast loses subnormals."""
     if tl.float32 == OPERAND:
@@ -140,9 +165,16 @@ def group_kernel(
     INT8: tl.constexpr,
     OPERAND: tl.constexpr,
     ENCODE: tl.constexpr,
+    PEAKS: tl.constexpr,
+    FUSED: tl.constexpr,
     BLOCK_M: tl.constexpr,
+    STAGES: tl.constexpr,
 ):
-    """One group of one rotation, for consecutive blocks of rows. Without ENCODE the codes are bf16."""
+    """One group of one rotation, for consecutive blocks of rows.
+
+    Without ENCODE the codes are bf16, and with PEAKS their largest magnitudes take the place of the scales and there
+    are no sums.
+    """
     groups = K // GROUP
     index = tl.program_id(0)
     group, rotation = index % groups, index // groups
@@ -151,86 +183,88 @@ def group_kernel(
     first, second = tl.load(square), tl.load(square + GROUP * GROUP)
     third = tl.load(square + 2 * GROUP * GROUP)
     start = tl.program_id(1) * blocks_per_program
-    for block in tl.range(start, min(start + blocks_per_program, tl.cdiv(M, BLOCK_M))):
+    for block in tl.range(start, min(start + blocks_per_program, tl.cdiv(M, BLOCK_M)), num_stages=STAGES):
         rows = block * BLOCK_M + tl.arange(0, BLOCK_M)
         live = rows < M
         rotated = rotated_tile(x, rows, live, K, group, first, second, third, GROUP, OPERAND)
         target = codes + (rotation * M + rows)[:, None].to(tl.int64) * K + group * GROUP + channel[None, :]
         if ENCODE:
-            scale = scale_of(tl.max(tl.abs(rotated), 1), INT8)
-            divisor = tl.where(scale > 0, scale, 1.0)
-            step = tl.div_rn(rotated, tl.broadcast_to(divisor[:, None], rotated.shape))
-            byte, sums = encode(step, INT8)
+            peak = tl.max(tl.abs(rotated), 1)
+            scale = scale_of(peak, INT8)
+            byte, sums = encode(steps_of(rotated, peak, scale, FUSED), INT8)
             tl.store(target, byte.to(tl.int8), mask=live[:, None])
             tl.store(scales + index * M + rows, scale, mask=live)
+            tl.store(row_sums + index * M + rows, sums, mask=live)
         else:
             bits = round_bfloat16(rotated)
+            rounded = (bits << 16).to(tl.float32, bitcast=True)
             tl.store(target, bits.to(tl.int16), mask=live[:, None])
-            sums = tl.sum((bits << 16).to(tl.float32, bitcast=True), 1)
-        tl.store(row_sums + index * M + rows, sums, mask=live)
+            if PEAKS:
+                tl.store(scales + index * M + rows, tl.max(tl.abs(rounded), 1), mask=live)
+            else:
+                tl.store(row_sums + index * M + rows, tl.sum(rounded, 1), mask=live)
 
 
 @triton.jit
 def token_kernel(
-    x,
-    matrices,
     parked,
+    peaks,
     codes,
     scales,
     row_sums,
     M,
     K,
     GROUP: tl.constexpr,
+    GROUPS: tl.constexpr,
     INT8: tl.constexpr,
-    OPERAND: tl.constexpr,
+    FUSED: tl.constexpr,
     BLOCK_M: tl.constexpr,
 ):
-    """All groups of a block of rows, twice: the scale needs the peak of the whole row, as bf16."""
+    """One group of a block of rows, parked as bf16: the scale is that of the peaks of all groups. GROUPS >= G."""
     groups = K // GROUP
-    rotation = tl.program_id(1)
+    index = tl.program_id(1)
+    group, rotation = index % groups, index // groups
     rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     live = rows < M
-    channel = tl.arange(0, GROUP)
-    line = (rotation * M + rows)[:, None].to(tl.int64) * K + channel[None, :]
-    peak = tl.zeros((BLOCK_M,), tl.float32)
-    for group in tl.range(0, groups):
-        place = (rotation * groups + group) * 3 * GROUP * GROUP
-        square = matrices + place + channel[:, None] * GROUP + channel[None, :]
-        first, second = tl.load(square), tl.load(square + GROUP * GROUP)
-        third = tl.load(square + 2 * GROUP * GROUP)
-        bits = round_bfloat16(rotated_tile(x, rows, live, K, group, first, second, third, GROUP, OPERAND))
-        peak = tl.maximum(peak, tl.max(tl.abs((bits << 16).to(tl.float32, bitcast=True)), 1))
-        tl.store(parked + line + group * GROUP, bits.to(tl.int16), mask=live[:, None])
-    tl.debug_barrier()
+    channel, every = tl.arange(0, GROUP), tl.arange(0, GROUPS)
+    line = (rotation * M + rows)[:, None].to(tl.int64) * K + group * GROUP + channel[None, :]
+    bits = tl.load(parked + line, mask=live[:, None], other=0).to(tl.int32)
+    part = peaks + (rotation * groups + every)[:, None] * M + rows[None, :]
+    peak = tl.max(tl.load(part, mask=(every < groups)[:, None] & live[None, :], other=0.0), 0)
     scale = scale_of(peak, INT8)
-    divisor = tl.where(scale > 0, scale, 1.0)
-    tl.store(scales + rotation * M + rows, scale, mask=live)
-    for group in tl.range(0, groups):
-        bits = tl.load(parked + line + group * GROUP, mask=live[:, None], other=0).to(tl.int32)
-        rotated = (bits << 16).to(tl.float32, bitcast=True)
-        step = tl.div_rn(rotated, tl.broadcast_to(divisor[:, None], rotated.shape))
-        byte, sums = encode(step, INT8)
-        tl.store(codes + line + group * GROUP, byte.to(tl.int8), mask=live[:, None])
-        tl.store(row_sums + (rotation * groups + group) * M + rows, sums, mask=live)
+    byte, sums = encode(steps_of((bits << 16).to(tl.float32, bitcast=True), peak, scale, FUSED), INT8)
+    tl.store(codes + line, byte.to(tl.int8), mask=live[:, None])
+    tl.store(row_sums + index * M + rows, sums, mask=live)
+    if group == 0:
+        tl.store(scales + rotation * M + rows, scale, mask=live)
 
 
 @dataclass(frozen=True)
 class ProducerTiles:
-    """Rows of a block, warps, load stages, and how many programs to spread a launch over (per group only)."""
+    """Rows of a block, warps, depth of the load pipeline, and how many programs to spread the rotation over."""
 
     rows: int
     warps: int
     stages: int
-    programs: int = 1
+    programs: int
 
 
-def tiles_for(count: int, element: str, granularity: str) -> ProducerTiles:
-    """The tiles that were fastest on an H200 (docs/benchmarks.md)."""
-    if granularity == "token" and element != "bf16":
-        return ProducerTiles(16, 8, 3)
+TOKEN_ROWS = 16
+"""Rows of a program that encodes parked rows."""
+
+
+def tiles_for(count: int, device: torch.device) -> ProducerTiles:
+    """The tiles that were fastest on an H200 (docs/benchmarks.md); on AMD, HIP_ROWS."""
+    programs = (4 if count <= 64 else 2) * processors(device)
+    if torch.version.hip is not None:
+        return ProducerTiles(HIP_ROWS, 8, 1, programs)
     if count <= 64:
-        return ProducerTiles(16 if count <= 16 else 32, 8, 1, 528)
-    return ProducerTiles(32, 8, 1, 264) if element == "e4m3" else ProducerTiles(64, 4, 1, 264)
+        return ProducerTiles(16 if count <= 16 else 32, 8, 1, programs)
+    return ProducerTiles(64, 4, 1, programs)
+
+
+HIP_ROWS = 32
+"""Of a block, for 8 warps: spill nothing on gfx1201. Not timed: no such card was at hand."""
 
 
 def quantize_rows(
@@ -249,27 +283,30 @@ def quantize_rows(
     if x.dtype != torch.bfloat16 or inputs != groups * size:
         raise PluginError(f"the producer takes bfloat16 rows of K={groups * size}, not {x.dtype} {list(x.shape)}")
     x = x.contiguous()
-    tiles = tiles or tiles_for(count, element, granularity)
-    per_row = 0 if element == "bf16" else groups if granularity == "group" else 1
+    by_token = element != "bf16" and granularity == "token"
+    per_row = 0 if element == "bf16" else 1 if by_token else groups
     codes = torch.empty(rotations, count, inputs, dtype=ELEMENTS[element], device=x.device)
     scales = torch.empty(rotations, per_row, count, dtype=torch.float32, device=x.device)
     row_sums = torch.empty(rotations, groups, count, dtype=torch.float32, device=x.device)
-    raw = codes.view(torch.int16 if element == "bf16" else torch.int8)
-    if element != "bf16" and granularity == "token":
-        parked = torch.empty(rotations, count, inputs, dtype=torch.int16, device=x.device)
-        token_kernel[(triton.cdiv(count, tiles.rows), rotations)](
-            x, terms, parked, raw, scales, row_sums, count, inputs,
-            GROUP=size, INT8=element == "int8", OPERAND=float_operand(), BLOCK_M=tiles.rows,
-            num_warps=tiles.warps, num_stages=tiles.stages,
-        )  # fmt: skip
-        return QuantizedRows(codes, scales, row_sums)
+    rotated, factors = codes, scales
+    if by_token:
+        rotated = torch.empty(rotations, count, inputs, dtype=torch.bfloat16, device=x.device)
+        factors = torch.empty_like(row_sums)
+    tiles = tiles or tiles_for(count, x.device)
     blocks = triton.cdiv(count, tiles.rows)
     # A program reads its matrix once and then many rows.
     shares = min(blocks, max(1, tiles.programs // (groups * rotations)))
     per_program = triton.cdiv(blocks, shares)
     group_kernel[(groups * rotations, triton.cdiv(blocks, per_program))](
-        x, terms, raw, scales, row_sums, count, inputs, per_program,
-        GROUP=size, INT8=element == "int8", OPERAND=float_operand(), ENCODE=element != "bf16", BLOCK_M=tiles.rows,
-        num_warps=tiles.warps, num_stages=tiles.stages,
+        x, terms, rotated.view(torch.int16 if rotated.dtype == torch.bfloat16 else torch.int8), factors, row_sums,
+        count, inputs, per_program, GROUP=size, INT8=element == "int8", OPERAND=operand(x.dtype),
+        ENCODE=rotated.dtype != torch.bfloat16, PEAKS=by_token, FUSED=not INTERPRETED, BLOCK_M=tiles.rows,
+        STAGES=tiles.stages, num_warps=tiles.warps,
     )  # fmt: skip
+    if by_token:
+        token_kernel[(triton.cdiv(count, TOKEN_ROWS), groups * rotations)](
+            rotated.view(torch.int16), factors, codes.view(torch.int8), scales, row_sums, count, inputs,
+            GROUP=size, GROUPS=triton.next_power_of_2(groups), INT8=element == "int8", FUSED=not INTERPRETED,
+            BLOCK_M=TOKEN_ROWS, num_warps=4,
+        )  # fmt: skip
     return QuantizedRows(codes, scales, row_sums)

@@ -94,91 +94,114 @@ shr.u32 {high}, {word}, 4;
 and.b32 {high}, {high}, 0x0F0F0F0F;
 """
 PLANE = """
-and.b32 shift, {shift}, 7;
-shr.u32 bit, {plane}, shift;
-and.b32 bit, bit, 0x10101010;
-or.b32 {high}, {high}, bit;
-sub.u32 shift, 4, shift;
-shl.b32 bit, {plane}, shift;
-and.b32 bit, bit, 0x10101010;
-or.b32 {low}, {low}, bit;
+shr.u32 bit, {plane}, {shift};
+lop3.b32 {high}, bit, 0x10101010, {high}, 0xEA;
+sub.u32 left, 4, {shift};
+shl.b32 bit, {plane}, left;
+lop3.b32 {low}, bit, 0x10101010, {low}, 0xEA;
 """
-# The bytes 0x43 above a code make it the bf16 number 128 + code; 128 + midpoint is subtracted, exactly.
-BFLOAT16 = """
-prmt.b32 {first}, {bytes}, 0x43434343, 0x4140;
-prmt.b32 {second}, {bytes}, 0x43434343, 0x4342;
-sub.rn.bf16x2 {first}, {first}, offset;
-sub.rn.bf16x2 {second}, {second}, offset;
+# A byte 0x43 above a code makes it the bf16 number 128 + code, 0x64 the f16 number 1024 + code; the same plus the
+# midpoint is subtracted, exactly.
+FLOATS = """
+prmt.b32 {first}, {bytes}, above, 0x4140;
+prmt.b32 {second}, {bytes}, above, 0x4342;
+sub.rn.{kind}x2 {first}, {first}, offset;
+sub.rn.{kind}x2 {second}, {second}, offset;
 """
 
 
-def _assembly(bits: int, integer: bool) -> str:
+# Bytes 128 + code less the zero point never borrow from each other; the top bit turned over is the sign.
+MINUS_ZERO = tl.constexpr(
+    "{ .reg .b32 biased; or.b32 biased, $1, 0x80808080; sub.u32 biased, biased, $2; xor.b32 $0, biased, 0x80808080; }"
+)
+
+
+def _assembly(bits: int, kind: str) -> str:
+    """Unpacking of four nibble bytes to codes (``kind`` s8), or to bf16 or f16 code - midpoint."""
+    integer = kind == "s8"
     word = 2 if integer else 4
     low, high = ("$0", "$1") if integer else ("low", "high")
     text = NIBBLES.format(low=low, high=high, word=f"${word}")
     if bits == 5:
         text += PLANE.format(low=low, high=high, plane=f"${word + 1}", shift=f"${word + 2}")
     if not integer:
-        offset = 0x43084308 if bits == 4 else 0x43104310
-        text += f"mov.b32 offset, {offset};"
-        text += BFLOAT16.format(first="$0", second="$1", bytes="low")
-        text += BFLOAT16.format(first="$2", second="$3", bytes="high")
-    return "{ .reg .b32 low, high, shift, bit, offset;" + text.replace("\n", " ") + "}"
+        byte = 0x43 if kind == "bf16" else 0x64
+        text += f"mov.b32 above, {byte * 0x01010101}; mov.b32 offset, {((byte << 8) + (1 << (bits - 1))) * 0x00010001};"
+        text += FLOATS.format(kind=kind, first="$0", second="$1", bytes="low")
+        text += FLOATS.format(kind=kind, first="$2", second="$3", bytes="high")
+    return "{ .reg .b32 low, high, left, bit, above, offset;" + text.replace("\n", " ") + "}"
 
 
-INT4_INTEGER = tl.constexpr(_assembly(4, True))
-INT5_INTEGER = tl.constexpr(_assembly(5, True))
-INT4_FLOAT = tl.constexpr(_assembly(4, False))
-INT5_FLOAT = tl.constexpr(_assembly(5, False))
+INT4_INTEGER = tl.constexpr(_assembly(4, "s8"))
+INT5_INTEGER = tl.constexpr(_assembly(5, "s8"))
+INT4_BFLOAT16 = tl.constexpr(_assembly(4, "bf16"))
+INT5_BFLOAT16 = tl.constexpr(_assembly(5, "bf16"))
+INT4_FLOAT16 = tl.constexpr(_assembly(4, "f16"))
+INT5_FLOAT16 = tl.constexpr(_assembly(5, "f16"))
 
 
 @triton.jit
-def half_groups(
-    nibbles,
-    plane,
-    place,
-    keep,
-    GROUP: tl.constexpr,
-    BITS: tl.constexpr,
-    OPERAND: tl.constexpr,
-    PTX: tl.constexpr,
-):
-    """Two tiles [n, g/2]: the codes of a group's lower and upper half.
+def load_group(nibbles, plane, place, keep, GROUP: tl.constexpr, BITS: tl.constexpr):
+    """uint8 [n, g/2] twice: the nibbles of a group and, for int5, the plane byte that completes each.
 
     place int [n]: index of (group, output); keep bool [n, 1]: others are read as code 0.
-    OPERAND int8: the codes; else code - midpoint in that type.
     """
     half = tl.arange(0, GROUP // 2)
     word = tl.load(nibbles + place[:, None] * (GROUP // 2) + half[None, :], mask=keep, other=0)
-    shift = (half // (GROUP // 8))[None, :]
+    fifth = word
     if BITS == 5:
         fifth = tl.load(plane + place[:, None] * (GROUP // 8) + half[None, :] % (GROUP // 8), mask=keep, other=0)
+    return word, fifth
+
+
+@triton.jit
+def half_groups(word, fifth, GROUP: tl.constexpr, BITS: tl.constexpr, OPERAND: tl.constexpr, PTX: tl.constexpr):
+    """Two tiles [n, g/2]: the codes of a group's lower and upper half, from what ``load_group`` gives.
+
+    OPERAND int8: the codes; else code - midpoint in that type.
+    """
+    shift = (tl.arange(0, GROUP // 2) // (GROUP // 8))[None, :]
     if PTX:
-        if tl.int8 == OPERAND:
-            if BITS == 4:
+        # All four bytes have one shift; as bytes, they would have to be cut out of their register again.
+        shift = shift.to(tl.int32)
+        if BITS == 4:
+            if tl.int8 == OPERAND:
                 low, high = tl.inline_asm_elementwise(
                     INT4_INTEGER, "=r,=r,r", [word], dtype=(tl.int8, tl.int8), is_pure=True, pack=4
                 )
+            elif tl.bfloat16 == OPERAND:
+                low, high = tl.inline_asm_elementwise(
+                    INT4_BFLOAT16, "=r,=r,=r,=r,r", [word], dtype=(tl.bfloat16, tl.bfloat16), is_pure=True, pack=4
+                )
             else:
                 low, high = tl.inline_asm_elementwise(
+                    INT4_FLOAT16, "=r,=r,=r,=r,r", [word], dtype=(tl.float16, tl.float16), is_pure=True, pack=4
+                )
+        else:
+            if tl.int8 == OPERAND:
+                low, high = tl.inline_asm_elementwise(
                     INT5_INTEGER,
-                    "=r,=r,r,r,r",
-                    [word, fifth, shift.to(tl.uint8)],
+                    "=r,=r,r,r,r,r,r,r",
+                    [word, fifth, shift],
                     dtype=(tl.int8, tl.int8),
                     is_pure=True,
                     pack=4,
                 )
-        else:
-            if BITS == 4:
+            elif tl.bfloat16 == OPERAND:
                 low, high = tl.inline_asm_elementwise(
-                    INT4_FLOAT, "=r,=r,=r,=r,r", [word], dtype=(tl.bfloat16, tl.bfloat16), is_pure=True, pack=4
+                    INT5_BFLOAT16,
+                    "=r,=r,=r,=r,r,r,r,r,r,r",
+                    [word, fifth, shift],
+                    dtype=(tl.bfloat16, tl.bfloat16),
+                    is_pure=True,
+                    pack=4,
                 )
             else:
                 low, high = tl.inline_asm_elementwise(
-                    INT5_FLOAT,
-                    "=r,=r,=r,=r,r,r,r",
-                    [word, fifth, shift.to(tl.uint8)],
-                    dtype=(tl.bfloat16, tl.bfloat16),
+                    INT5_FLOAT16,
+                    "=r,=r,=r,=r,r,r,r,r,r,r",
+                    [word, fifth, shift],
+                    dtype=(tl.float16, tl.float16),
                     is_pure=True,
                     pack=4,
                 )
@@ -199,10 +222,28 @@ def half_groups(
 
 
 @triton.jit
+def minus_zero(codes, zero, PTX: tl.constexpr):
+    """int8 codes [n, k] minus the zero points int32 [n]."""
+    if PTX:
+        fourfold = tl.broadcast_to((zero * 0x01010101)[:, None], codes.shape)
+        codes = tl.inline_asm_elementwise(
+            MINUS_ZERO, "=r,r,r,r,r,r", [codes, fourfold], dtype=tl.int8, is_pure=True, pack=4
+        )
+    else:
+        codes -= zero.to(tl.int8)[:, None]
+    return codes
+
+
+@triton.jit
 def scale_and_zero(steps):
     """f32 scale and int32 zero point of PackedWeight.steps."""
     scale = (steps & 0xFFFF).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
     return scale, steps >> 16
+
+
+def processors(device: torch.device) -> int:
+    """Multiprocessors of a device; 1 for the interpreter."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
 
 
 def inline_ptx(device: torch.device) -> bool:
@@ -212,6 +253,26 @@ def inline_ptx(device: torch.device) -> bool:
     )
 
 
-def float_operand() -> tl.dtype:
-    """What floating-point products multiply: bf16, or f32 in the interpreter, which has no bf16 product."""
-    return tl.float32 if INTERPRETED else tl.bfloat16
+@triton.jit
+def fragment_order(tile, WIDTH: tl.constexpr):
+    """[n, k] with k reordered so that a thread's contiguous k of memory are its k of the matrix instruction.
+
+    Of the four threads that share a row of a fragment, thread c holds WIDTH elements from each run of 4 * WIDTH. Both
+    operands of a product are reordered alike, which leaves the product as it is.
+    """
+    rows: tl.constexpr = tile.shape[0]
+    inputs: tl.constexpr = tile.shape[1]
+    by_thread = tl.reshape(tile, (rows, 4, inputs // (4 * WIDTH), WIDTH))
+    return tl.reshape(tl.permute(by_thread, (0, 2, 1, 3)), (rows, inputs))
+
+
+def operand(codes: torch.dtype) -> tl.dtype:
+    """What rows of ``codes`` are multiplied as: the narrowest type that holds them and the weight codes exactly.
+
+    f32 for all floating-point rows in the interpreter, which has no bf16 product.
+    """
+    if codes == torch.int8:
+        return tl.int8
+    if INTERPRETED:
+        return tl.float32
+    return tl.bfloat16 if codes == torch.bfloat16 else tl.float16

@@ -1,0 +1,122 @@
+"""The Triton kernels compiled ahead of time for gfx1201: what can be said of them without the card.
+
+Compiled with the tiles that they are launched with there; the code must multiply with the matrix instruction of its
+type, and may keep nothing in scratch memory.
+"""
+
+import re
+
+import pytest
+
+triton = pytest.importorskip("triton")
+
+import triton.language as tl  # noqa: E402
+from triton.backends.compiler import GPUTarget  # noqa: E402
+from triton.compiler import ASTSource  # noqa: E402
+
+from paroquant_gfx1201.kernels.triton import decode, prefill, producer, weights  # noqa: E402
+
+pytestmark = pytest.mark.skipif(weights.INTERPRETED, reason="Triton interprets kernels in this process")
+
+GFX1201 = GPUTarget("hip", "gfx1201", 32)
+LDS_BYTES = 65536
+POINTERS = {
+    "x": "*bf16",
+    "matrices": "*bf16",
+    "codes": "*i8",
+    "parked": "*i16",
+    "peaks": "*fp32",
+    "scales": "*fp32",
+    "row_scales": "*fp32",
+    "row_sums": "*fp32",
+    "nibbles": "*u8",
+    "plane": "*u8",
+    "steps": "*i32",
+    "y": "*bf16",
+    "partial": "*fp32",
+    "arrived": "*i32",
+}
+ROWS = {"i8": tl.int8, "fp8e4nv": tl.float16, "bf16": tl.bfloat16}
+WMMA = {
+    "i8": "v_wmma_i32_16x16x16_iu8",
+    "fp8e4nv": "v_wmma_f32_16x16x16_f16",
+    "bf16": "v_wmma_f32_16x16x16_bf16",
+}
+
+
+def compiled(kernel, constants: dict[str, object], warps: int, stages: int, types: dict[str, str] | None = None):
+    """The kernel for gfx1201 with 16-byte aligned pointers; checked to spill nothing and to fit the LDS."""
+    names = kernel.arg_names
+    signature = {
+        name: "constexpr" if name in constants else {**POINTERS, **(types or {})}.get(name, "i32") for name in names
+    }
+    aligned = {
+        (index,): [["tt.divisibility", 16]]
+        for index, name in enumerate(names)
+        if signature[name].startswith("*") or name in ("N", "K")
+    }
+    source = ASTSource(kernel, signature, {(names.index(name),): value for name, value in constants.items()}, aligned)
+    made = triton.compile(source, target=GFX1201, options={"num_warps": warps, "num_stages": stages})
+    assembly = made.asm["amdgcn"]
+    counts = {
+        key: int(value)
+        for key, value in re.findall(r"\.(vgpr_spill_count|private_segment_fixed_size): +(\d+)", assembly)
+    }
+    assert counts == {"vgpr_spill_count": 0, "private_segment_fixed_size": 0}
+    assert made.metadata.shared <= LDS_BYTES
+    return assembly
+
+
+@pytest.mark.parametrize("rows", list(ROWS))
+@pytest.mark.parametrize(("bits", "count"), [(4, 16), (5, 64)])
+def test_decode_multiplies_with_wmma_and_spills_nothing(rows: str, bits: int, count: int) -> None:
+    tiles = decode.hip_tiles(count)
+    constants = {
+        "GROUP": 128, "BITS": bits, "OPERAND": ROWS[rows], "SCALED": rows != "bf16", "BLOCK_M": count,
+        "BLOCK_N": tiles.outputs, "SPLITS": tiles.programs, "STAGES": tiles.stages, "TOGETHER": tiles.together,
+        "WIDTH": tiles.width, "PTX": False,
+    }  # fmt: skip
+    assembly = compiled(decode.decode_kernel, constants, tiles.warps, tiles.stages, {"codes": f"*{rows}"})
+    assert WMMA[rows] in assembly
+
+
+@pytest.mark.parametrize(
+    ("rows", "bits", "scales"), [("i8", 5, 1), ("fp8e4nv", 4, 2), ("fp8e4nv", 5, 1), ("bf16", 4, 0)]
+)
+def test_prefill_multiplies_rows_in_their_own_type_and_spills_nothing(rows: str, bits: int, scales: int) -> None:
+    tiles = prefill.HIP_TILES
+    constants = {
+        "GROUP": 128, "BITS": bits, "CENTRED": (rows, bits) != ("fp8e4nv", 5), "WIDE": ROWS[rows], "SCALES": scales,
+        "BLOCK_M": tiles.rows, "BLOCK_N": tiles.outputs, "STAGES": tiles.stages,
+    }  # fmt: skip
+    types = {
+        "codes": f"tensordesc<{rows}[{tiles.rows},128]>",
+        "expanded": f"tensordesc<{rows}[{tiles.outputs},128]>",
+        "step_tiles": f"tensordesc<i32[{tiles.outputs}]>",
+    }
+    assembly = compiled(prefill.tile_kernel, constants, tiles.warps, tiles.stages, types)
+    assert {**WMMA, "fp8e4nv": "v_wmma_f32_16x16x16_fp8_fp8"}[rows] in assembly
+
+
+@pytest.mark.parametrize(("rows", "bits"), [("i8", 5), ("fp8e4nv", 5), ("bf16", 4)])
+def test_expanding_weights_spills_nothing(rows: str, bits: int) -> None:
+    constants = {
+        "GROUP": 128, "BITS": bits, "CENTRED": (rows, bits) != ("fp8e4nv", 5), "WIDE": ROWS[rows], "BLOCK_N": 128,
+        "PTX": False,
+    }  # fmt: skip
+    compiled(prefill.expand_kernel, constants, 4, 1, {"expanded": f"*{rows}"})
+
+
+@pytest.mark.parametrize(("int8", "encode"), [(True, True), (False, True), (True, False)])
+def test_the_producer_rotates_with_wmma_and_spills_nothing(int8: bool, encode: bool) -> None:
+    constants = {
+        "GROUP": 128, "INT8": int8, "OPERAND": tl.bfloat16, "ENCODE": encode, "PEAKS": not encode, "FUSED": True,
+        "BLOCK_M": producer.HIP_ROWS, "STAGES": 1,
+    }  # fmt: skip
+    assembly = compiled(producer.group_kernel, constants, 8, 1, {"codes": "*i8" if encode else "*i16"})
+    assert WMMA["bf16"] in assembly
+
+
+def test_encoding_parked_rows_spills_nothing() -> None:
+    constants = {"GROUP": 128, "GROUPS": 64, "INT8": False, "FUSED": True, "BLOCK_M": producer.TOKEN_ROWS}
+    compiled(producer.token_kernel, constants, 4, 1)
