@@ -1,4 +1,4 @@
-"""Real A/Bs on a real server: int4 against int5, and an A/A that is killed and gone on with. About 40 minutes.
+"""Real A/Bs on a real server: int4 against int5, and an A/A that is killed and gone on with. About 50 minutes.
 
 They run where PARO_NIGHTLY is set: `PARO_NIGHTLY=1 python -m pytest tests/e2e/test_ab.py`.
 """
@@ -22,7 +22,7 @@ from tests.e2e.conftest import ROOT, Machine
 
 pytestmark = [
     pytest.mark.vllm,
-    pytest.mark.skipif("PARO_NIGHTLY" not in os.environ, reason="takes 40 minutes; set PARO_NIGHTLY=1"),
+    pytest.mark.skipif("PARO_NIGHTLY" not in os.environ, reason="takes 50 minutes; set PARO_NIGHTLY=1"),
 ]
 TIMEOUT_S = 3600
 TWO_BLOCKS = "gate.looks=[2]"
