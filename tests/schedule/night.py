@@ -15,8 +15,9 @@ import threading
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from orchestrator import ab_run, cli, config, prod
+from orchestrator import ab_run, cli, prod
 from orchestrator.design import Hours
 from orchestrator.fleet import LocalFleet, RayFleet
 from orchestrator.inputs import Inputs
@@ -80,7 +81,7 @@ def site(order: Order, root: Path) -> Order:
     return replace(order, overrides=(*order.overrides, *places))
 
 
-def work(order: Order, directory: Path, root: Path, clock: FastClock, server: str | None = None) -> int:
+def work(order: Order, directory: Path, root: Path, clock: FastClock, server: str = "") -> int:
     """What `schedule unit` does, in a world of simulated servers; `server` is a tracking server."""
     signal.signal(signal.SIGTERM, cli._interrupt)
     faulthandler.register(signal.SIGUSR1, file=sys.stderr)
@@ -113,57 +114,6 @@ def child_of(order: Order) -> str:
     return f"unit {order.job} until {order.stop_by_utc}"
 
 
-@dataclass
-class Fork:
-    """A forked process, as `watch` sees one."""
-
-    pid: int
-    name: str
-    clock: FastClock
-    status: int | None = None
-
-    def poll(self) -> int | None:
-        """Where it takes part in time no more, it is about to be gone: no time passes until it is."""
-        if self.status is None and not self.clock.knows(self.name):
-            self.status = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
-        return self.status
-
-
-def conduct(order: Order, clock: FastClock, root: Path, port: int, node: Node, **watching) -> Outcome:
-    """`watch.conduct` with a fork in place of a new interpreter, in fast time."""
-    mine = FastClock(port, f"watch {order.job}")
-    place = root / node.name
-
-    def start(order: Order, directory: Path) -> Fork:
-        mine.expect(child_of(order))
-        with config.HYDRA:  # another thread's lock would never be released in the child
-            pid = os.fork()
-        if pid:
-            return Fork(pid, child_of(order), mine)
-        code = 99
-        try:
-            clock = FastClock(port, child_of(order))
-            clock.now()  # it has joined, and what becomes of it is seen
-            sys.stdout = sys.stderr = (directory / watch.LOG).open("a", buffering=1)
-            code = work(order, directory, place, clock)
-        except KeyboardInterrupt:
-            code = cli.INTERRUPTED
-        except BaseException:
-            import traceback
-
-            traceback.print_exc()
-        finally:
-            sys.stderr.flush()
-            os._exit(code)
-
-    def end(process: Fork, number: int) -> None:
-        mine.wake(process.name)
-        os.kill(process.pid, number)
-
-    HERE.clock = mine
-    return watch.conduct(site(order, place), mine, start=start, end=end, poll_s=POLL_S, **watching)
-
-
 HERE = threading.local()  # `clock`: that of whoever watches a unit in this thread
 
 
@@ -175,25 +125,50 @@ class Over(threading.Event):
         HERE.clock.leave()
 
 
-def conduct_anew(order: Order, _clock: Clock, node: Node, root: Path, port: int, server: str) -> Outcome:
-    """`watch.conduct` with a new interpreter, as on a node of Ray, in fast time."""
-    mine = FastClock(port, f"watch {order.job}")
+@dataclass
+class Unit:
+    """A unit's process, as `watch` sees one: where it takes part in time no more, no time passes until it is gone."""
+
+    process: subprocess.Popen
+    name: str
+    clock: FastClock
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def poll(self) -> int | None:
+        return self.process.poll() if self.clock.knows(self.name) else self.process.wait(60)
+
+
+def conduct(
+    order: Order, _clock: Clock, node: Node, root: Path, port: int, server: str = "", **watching: Any
+) -> Outcome:
+    """`watch.conduct` in fast time, on one of several machines that are one as far as their files are concerned."""
+    mine = HERE.clock = FastClock(port, f"watch {order.job}")
     place = root / node.name
 
-    def start(order: Order, directory: Path) -> subprocess.Popen:
+    def start(order: Order, directory: Path) -> Unit:
         mine.expect(child_of(order))
         command = [sys.executable, "-m", "tests.schedule.night", directory / "order.json", place, str(port), server]
         with (directory / watch.LOG).open("ab") as log:
-            return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+            process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            )
+        return Unit(process, child_of(order), mine)
 
-    def end(process: subprocess.Popen, number: int) -> None:
-        mine.wake(child_of(order))
-        process.send_signal(number)
+    def end(unit: Unit, number: int) -> None:
+        mine.rouse(unit.name)
+        unit.process.send_signal(number)
 
+    return watch.conduct(site(order, place), mine, start=start, end=end, poll_s=POLL_S, **watching)
+
+
+def conduct_on_ray(*args: Any, **more: Any) -> Outcome:
     try:
-        return watch.conduct(site(order, place), mine, start=start, end=end, poll_s=POLL_S)
+        return conduct(*args, **more)
     finally:
-        mine.leave()
+        HERE.clock.leave()
 
 
 class FastRayFleet(RayFleet):

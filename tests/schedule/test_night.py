@@ -5,14 +5,10 @@ Simulated servers; the real scheduler, queue, A/B state machine, records, leases
 
 from __future__ import annotations
 
-import faulthandler
-import os
-import signal
-import threading
-import traceback
+import subprocess
+import sys
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from functools import partial
 from pathlib import Path
 
 import psutil
@@ -20,61 +16,32 @@ import pytest
 
 from orchestrator import catalog, prod, slot
 from orchestrator.progress import Progress
-from orchestrator.schedule import daemon, summary
-from orchestrator.schedule.decide import Node
+from orchestrator.schedule import summary
 from orchestrator.schedule.job import Job
-from orchestrator.schedule.policy import Policy
 from orchestrator.schedule.queue import Queue
 from tests.prod.conftest import end
-from tests.schedule import night
+from tests.schedule import night, scheduler
 from tests.schedule.fast_time import FastClock, TimeServer
 
-BERLIN = "Europe/Berlin"
 START = datetime(2026, 10, 24, 20, tzinfo=UTC)  # clocks go back in the night that follows
 FIRST = datetime(2026, 10, 24, 23, tzinfo=UTC), datetime(2026, 10, 25, 5, 30, tzinfo=UTC)
 SECOND = datetime(2026, 10, 26, 0, tzinfo=UTC), datetime(2026, 10, 26, 5, 30, tzinfo=UTC)
 REBOOT = datetime(2026, 10, 25, 3, 10, tzinfo=UTC)
-POLICY = Policy("01:00-06:30", BERLIN, ready_min=15)
-PERIOD_S = 300.0
-MACHINES = (Node("left", ("cpu",)), Node("right", ("cpu",)))
 
 
-def serve(root: Path, port: int) -> None:
-    """The machine's scheduler, from its boot on; it never returns."""
-    faulthandler.register(signal.SIGUSR1, file=(root / "scheduler.stacks").open("a"))
-    clock = FastClock(port, "scheduler")
-    fleet = night.FastFleet(clock, night.Over(), partial(night.conduct, root=root, port=port), MACHINES)
-    queue = Queue(root / "state", FastClock(port).iso)  # units tell it from threads of their own
-    scheduler = daemon.Scheduler(queue, fleet, clock, root / "state", lambda *_: POLICY)
-    with (root / "scheduler.log").open("a") as log:
-        try:
-            daemon.loop(
-                scheduler,
-                lambda line: print(clock.iso(), line, file=log, flush=True),
-                threading.Event(),
-                threading.Event(),
-                PERIOD_S,
-            )
-        except BaseException:
-            traceback.print_exc(file=log)
-            log.flush()
-            os._exit(1)
+def boot(root: Path, fate: FastClock) -> subprocess.Popen:
+    """Start the machine's scheduler."""
+    fate.expect(scheduler.NAME)
+    with (root / "scheduler.log").open("ab") as log:
+        command = [sys.executable, "-m", scheduler.__name__, root, str(fate.port)]
+        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 
 
-def boot(root: Path, fate: FastClock) -> int:
-    """Start the machine's scheduler in a process of its own; returns its pid."""
-    fate.expect("scheduler")
-    if pid := os.fork():
-        return pid
-    serve(root, fate.port)
-    os._exit(0)
-
-
-def power_off(pid: int, boxes) -> None:
+def power_off(running: subprocess.Popen, boxes) -> None:
     """All that runs on the machine ends at once: scheduler, units, prod."""
-    for process in [*psutil.Process(pid).children(recursive=True), psutil.Process(pid)]:
+    for process in [*psutil.Process(running.pid).children(recursive=True), running]:
         process.kill()
-    os.waitpid(pid, 0)
+    running.wait()
     for box in boxes.values():
         end(box.slot().nonce)
 
@@ -110,24 +77,24 @@ def test_two_nights_with_a_reboot_a_hung_boot_a_clock_change_and_a_gate_that_fai
         fate.wait_until(at)
         healthy[what] = {name: box.healthy() for name, box in boxes.items()}
 
-    pid = boot(tmp_path, fate)
+    running = boot(tmp_path, fate)
     try:
         look(FIRST[0] - timedelta(minutes=5), "evening")
         look(FIRST[0] + timedelta(hours=1), "in the first night")
         fate.wait_until(REBOOT)
-        power_off(pid, boxes)
+        power_off(running, boxes)
         time.reboot("boot 2")
         fate.wait(12 * 60)
         for box in boxes.values():  # the guard's timer, 30 s after a boot
             assert all(outcome.ok for outcome in prod.guard(box.state, Progress(quiet=True)))
-        pid = boot(tmp_path, fate)
+        running = boot(tmp_path, fate)
         look(FIRST[1], "first morning")
         look(SECOND[0] - timedelta(minutes=5), "next evening")
         look(SECOND[1], "second morning")
         fate.wait(10 * 60)
     finally:
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
+        running.kill()
+        running.wait()
         time.close()
     said = (tmp_path / "scheduler.log").read_text()
     print(said)
@@ -168,7 +135,7 @@ def assert_nothing_ran_outside(queue: Queue) -> None:
         at = datetime.fromisoformat(event.at_utc)
         if event.kind == "boot" and event.data["reason"]:
             opens, closes = FIRST if at < FIRST[1] else SECOND
-            assert opens <= at <= closes - timedelta(minutes=POLICY.return_min), event
+            assert opens <= at <= closes - timedelta(minutes=scheduler.POLICY.return_min), event
         if event.kind == "running":
             assert event.data["node"] not in holds, event
             holds[event.data["node"]] = event.job_id

@@ -63,7 +63,7 @@ def test_an_ab_whose_box_is_lost_goes_on_from_its_records_on_a_box_of_the_same_s
     fate.expect("scheduler")
     stop, lines = threading.Event(), []
     clock = FastClock(time.port, "scheduler")
-    conduct = partial(night.conduct_anew, root=tmp_path, port=time.port, server=server.url)
+    conduct = partial(night.conduct_on_ray, root=tmp_path, port=time.port, server=server.url)
     fleet = night.FastRayFleet(cluster.address, conduct)
     fleet.clock = clock
     assert [(node.name, node.kinds, node.stack) for node in fleet.nodes()] == [
