@@ -91,6 +91,21 @@ def test_an_optimised_model_is_closer_than_it_was_and_its_loss_is_in_the_manifes
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
+def test_rates_are_of_the_recipe_and_have_to_be_above_zero(
+    tiny_model: Path, calibration: Path, tmp_path: Path, capsys
+) -> None:
+    ratios = []
+    for rates in (("0.05", "1e-6", "1e-6"), ("0.05", "3e-5", "1e-6")):
+        out = tmp_path / rates[1]
+        assert main(command(tiny_model, calibration, out, "--epochs", "0", "2", "--rates", *rates)) == 0
+        ratios.append(json.loads(capsys.readouterr().out.splitlines()[-1])["mean_loss_ratio"])
+        settings = json.loads((out / "manifest.json").read_text())["recipe"]["settings"]
+        assert (settings["weight_rate"], settings["finetune_epochs"]) == (float(rates[1]), 2)
+    assert ratios[1] < 0.9 * ratios[0] < 0.9, "few steps want larger ones"
+    assert main(command(tiny_model, calibration, tmp_path / "none", "--rates", "0", "1e-5", "nan")) == 2
+    assert capsys.readouterr().err.strip().endswith("--rates must be above 0")
+
+
 def test_a_fine_tune_keeps_the_rotations_of_the_other_checkpoint(
     tiny_model: Path, calibration: Path, tmp_path: Path, capsys
 ) -> None:

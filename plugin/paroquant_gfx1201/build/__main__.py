@@ -5,6 +5,7 @@ Progress is JSON lines on stdout. A failure is one line on stderr and exit statu
 
 import argparse
 import logging
+import math
 import os
 import signal
 import sys
@@ -53,6 +54,10 @@ def parser() -> argparse.ArgumentParser:
     optimize.add_argument("--batch", type=int, default=16, help="sequences in a step")
     optimize.add_argument("--epochs", type=int, nargs=2, default=(5, 5), metavar=("ROTATIONS", "WEIGHTS"))
     optimize.add_argument(
+        "--rates", type=float, nargs=3, default=(0.05, 1e-5, 1e-6), metavar=("ROTATIONS", "WEIGHTS", "QUANTIZER"),
+        help="learning rates; the published ones are for hundreds of long steps; short runs want weights at 3e-4",
+    )  # fmt: skip
+    optimize.add_argument(
         "--rotations", type=Path, help="freeze this checkpoint's rotations and train only the weights"
     )
     optimize.add_argument("--device", default="cpu", help="a torch device, such as cuda")
@@ -87,6 +92,8 @@ def run(arguments: argparse.Namespace, report: Report) -> None:
         spec = spec_of(arguments.format, arguments.group_size, arguments.krot, "ocp")
         if min(arguments.sequences, arguments.sequence_tokens, arguments.batch) < 1 or min(arguments.epochs) < 0:
             raise PluginError("--sequences, --sequence-tokens and --batch must be 1 or more, --epochs 0 or more")
+        if not all(0 < rate < math.inf for rate in arguments.rates):
+            raise PluginError("--rates must be above 0")
         recipe = OptimizeRecipe(
             spec,
             arguments.seed,
@@ -97,7 +104,8 @@ def run(arguments: argparse.Namespace, report: Report) -> None:
             arguments.device,
             arguments.rotations,
         )
-        result = optimize_model(arguments.model, arguments.out, recipe, Settings(*arguments.epochs), report)
+        settings = Settings(*arguments.epochs, *arguments.rates)
+        result = optimize_model(arguments.model, arguments.out, recipe, settings, report)
         report.done(str(arguments.out), **result)
     else:
         if arguments.steps < 0:
