@@ -8,6 +8,7 @@ import pytest
 from paroquant_gfx1201.errors import PluginError
 from paroquant_gfx1201.kernels.hip import codeobject
 from paroquant_gfx1201.kernels.hip.codeobject import KernelCode
+from paroquant_gfx1201.roofline import R9700
 from tests.plugin.hip_cases import needs_clang
 
 VERSIONS = [pytest.param(version, marks=needs_clang(version)) for version in (19, 22)]
@@ -16,10 +17,6 @@ SCALES = ("group", "token")
 FUSED = ("silu_mul", "sigmoid_gate", "gated_norm", "add_norm")
 LDS_OF_WORKGROUP = 65536
 
-BYTES_A_CLOCK = 640e9 / 2.92e9 / 128
-"""Memory bandwidth of an R9700 for each of its 128 SIMDs: 640 GB/s, 2.92 GHz, published."""
-WMMA_CLOCKS = 8
-"""Of a 16x16x16 8-bit product: 383 TFLOP/s over 128 SIMDs at 2.92 GHz are 1024 operations a clock."""
 CODE_BYTES = {"int4": 0.5, "int5": 0.625, "mxfp4": 0.5}
 
 
@@ -88,9 +85,10 @@ def test_decode_waits_for_memory_and_not_for_instructions(compiled: dict[str, Ke
         _, name, _, group, rows = kernel.name.split("_")
         scales = int(group[1:]) / 32 if name == "mxfp4" else 4
         weight_bytes = 2 * 16 * (int(group[1:]) * CODE_BYTES[name] + scales)
-        clocks = kernel.valu + WMMA_CLOCKS * kernel.count("v_wmma")
+        clocks = kernel.valu + R9700.wmma_clocks * kernel.count("v_wmma")
         allowed = {"m16": 0.5, "m32": 1.0, "m64": 1.5 if name == "mxfp4" or group == "g64" else 1.0}[rows]
-        assert clocks <= allowed * weight_bytes / BYTES_A_CLOCK, (kernel.name, clocks, weight_bytes / BYTES_A_CLOCK)
+        arrive = weight_bytes / R9700.bytes_a_clock
+        assert clocks <= allowed * arrive, (kernel.name, clocks, arrive)
 
 
 PREFILL_VALU = {"int4": 70, "int5": 80, "mxfp4": 150}
