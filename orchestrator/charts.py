@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ from orchestrator import labels
 from orchestrator.records import Measurement
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 WIDTH_IN = 4.8
@@ -95,8 +97,7 @@ def concurrency(measurement: Measurement) -> Picture | None:
             places = [ticks.index(at) for at, _ in points if at in ticks]
             axes.plot(places, [value for at, value in points if at in ticks], "o-", color=color)
             axes.set_ylabel(name)
-            axes.margins(y=0.12)
-            axes.set_ylim(bottom=0)
+            from_zero(axes)
         lower.set_xticks(range(len(ticks)), [f"{at:,}" for at in ticks])
         lower.set_xlabel("Requests at once")
 
@@ -191,8 +192,8 @@ def _curve(
         axes.plot([x for x, _ in shown], [y for _, y in shown], "o", color=paper.second, alpha=0.55, markersize=4.5)
         axes.plot(range(len(ticks)), [value for _, value in points], "o-", color=paper.first)
         axes.set_xticks(range(len(ticks)), [f"{at:,}" for at in ticks])
-        axes.margins(x=0.08, y=0.12)
-        axes.set_ylim(bottom=0)
+        axes.margins(x=0.08)
+        from_zero(axes)
         axes.set_xlabel(along)
         axes.set_ylabel(up)
 
@@ -204,6 +205,12 @@ def _dots(
     measurement: Measurement, one: Callable[[Mapping[str, Any]], tuple[int, float] | None]
 ) -> list[tuple[int, float]]:
     return [dot for dot in map(one, measurement.samples) if dot is not None]
+
+
+def from_zero(axes: Axes) -> None:
+    """An upward axis that starts at 0 and has room above what is highest, however close all of it lies."""
+    top = axes.dataLim.y1  # -inf where nothing was drawn
+    axes.set_ylim(0, 1.08 * top if 0 < top < math.inf else 1)
 
 
 def spoken(points: Sequence[tuple[int, float]], unit: str) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from orchestrator import labels
-from orchestrator.charts import Paper, Picture, picture, spoken
+from orchestrator.charts import Paper, Picture, from_zero, picture, spoken
 from orchestrator.comparison import CriterionResult
 from orchestrator.gate import Criterion, Gate
 from orchestrator.sides import Side, mean
@@ -116,8 +116,8 @@ def _curves(
                     axes.plot([ticks.index(at) + shift] * len(values), values, ".", color=color, alpha=0.45)
             _line(axes, [ticks.index(at) + shift for at, _ in of], [v for _, v in of], number, color, side.title)
         axes.set_xticks(range(len(ticks)), [f"{at:,}" for at in ticks])
-        axes.margins(x=0.08, y=0.12)
-        axes.set_ylim(bottom=0)
+        axes.margins(x=0.08)
+        from_zero(axes)
         axes.set_xlabel(along)
         axes.set_ylabel(up)
         _legend(figure, axes, paper)
@@ -146,8 +146,8 @@ def concurrency(sides: Sequence[Side]) -> Picture | None:
                     axes, [n + shift for n, _ in found], [v for _, v in found], number, paper.color(number), side.title
                 )
             axes.set_ylabel(up)
-            axes.margins(x=0.08, y=0.12)
-            axes.set_ylim(bottom=0)
+            axes.margins(x=0.08)
+            from_zero(axes)
         lower.set_xticks(range(len(ticks)), [f"{at:,}" for at in ticks])
         lower.set_xlabel("Requests at once")
         _legend(figure, upper, paper)
