@@ -49,8 +49,11 @@ verbs
   schedule  what waits for the night; `schedule add +experiment=NAME` queues an A/B, with window="01:00-06:30",
             zone=Europe/Berlin, schedule=NAME (conf/schedule), priority=N, after=JOB:PASS and key=TEXT where wanted;
             `schedule remove JOB`, and `schedule summary` of the last window
-  serve     run what is queued, each in its window, until stopped; `serve --units DIR` writes a systemd unit for it;
-            fleet=ray: on the boxes of a Ray cluster
+            server=http://HOST:PORT: the queue of a `serve`, with the token of $PARO_TOKEN or the file $PARO_TOKEN_FILE
+  serve     run what is queued, each in its window, until stopped, and answer the HTTP API on loopback; http.port=N,
+            http.host=ADDRESS, http.names=NAME,NAME; `serve --units DIR` writes a systemd unit for it; fleet=ray: on the
+            boxes of a Ray cluster
+  token     who may use the API; `token add NAME scopes=read,run,promote` makes a token, `token remove NAME` ends it
   fleet     how this machine joins a Ray cluster as a box, and which have
   doctor    what this machine has and lacks, with the command that mends each
   cache     list what is cached; `cache prune` removes what is not used any more

@@ -186,8 +186,8 @@ def write_json(path: Path, data: Any) -> None:
     write_bytes(path, (json.dumps(data, indent=2, sort_keys=True) + "\n").encode())
 
 
-def write_bytes(path: Path, content: bytes) -> None:
-    """Replace `path` atomically; nothing is left behind when the disk is full."""
+def write_bytes(path: Path, content: bytes, mode: int = 0o644) -> None:
+    """Replace `path` atomically; nothing is left behind when the disk is full, and at no time is it less closed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
@@ -195,7 +195,7 @@ def write_bytes(path: Path, content: bytes) -> None:
             stream.write(content)
             stream.flush()
             os.fsync(stream.fileno())
-        Path(name).chmod(0o644)
+        Path(name).chmod(mode)
         Path(name).replace(path)
     except BaseException:
         Path(name).unlink(missing_ok=True)

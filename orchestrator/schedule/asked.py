@@ -13,6 +13,7 @@ from orchestrator.errors import UsageError
 from orchestrator.schedule import policy
 from orchestrator.schedule.job import Job
 from orchestrator.schedule.queue import dependency
+from orchestrator.schema import ABTest
 
 OWN = ("window", "zone", "schedule", "priority", "after", "key")  # words of the queue, beside those of `ab`
 
@@ -23,6 +24,15 @@ def job(words: Sequence[str], by: str = "") -> Job:
     Raises UsageError for all that can be known to be wrong now, the A/B's own configuration included. Nothing is
     started, and no file but the configuration is read.
     """
+    return _checked(words, by)[0]
+
+
+def timed(words: Sequence[str], by: str = "") -> tuple[Job, str]:
+    """`with_duration` of `job`, whose configuration is composed once for both."""
+    return _timed(*_checked(words, by))
+
+
+def _checked(words: Sequence[str], by: str) -> tuple[Job, ABTest]:
     own = {word.partition("=")[0]: word.partition("=")[2] for word in words if word.partition("=")[0] in OWN}
     rest = tuple(word for word in words if word.partition("=")[0] not in OWN)
     test = config.load_ab(rest)
@@ -42,7 +52,7 @@ def job(words: Sequence[str], by: str = "") -> Job:
     needed = tuple(filter(None, own.get("after", "").split(",")))
     for text in needed:
         dependency(text)
-    return Job(
+    made = Job(
         overrides=rest,
         box=test.box.name,
         schedule=name,
@@ -53,6 +63,7 @@ def job(words: Sequence[str], by: str = "") -> Job:
         idempotency_key=own.get("key") or None,
         by=by or owner.user(),
     )
+    return made, test
 
 
 def require_comparable(asked: Job) -> None:
@@ -71,9 +82,12 @@ def require_comparable(asked: Job) -> None:
 
 def with_duration(asked: Job) -> tuple[Job, str]:
     """The job with what its boots are expected to take, and where that is known from."""
+    return _timed(asked, config.load_ab(asked.overrides))
+
+
+def _timed(asked: Job, test: ABTest) -> tuple[Job, str]:
     from orchestrator import hours, sweep
 
-    test = config.load_ab(asked.overrides)
     if test.sweep:
         sweep.pair(test, *test.sweep.values[:2])  # raises for a key that the variant has not
     seconds, basis = hours.on_box(Path(test.paths.tracking), test.box.name, test.suite)

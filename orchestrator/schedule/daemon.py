@@ -10,7 +10,7 @@ import secrets
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -42,9 +42,11 @@ class Scheduler:
     clock: Clock
     state: Path
     load: Callable[[str, str, str], Policy] = policies.of
+    _read: dict[tuple[str, str, str], Policy] = field(default_factory=dict, init=False)
 
     def tick(self) -> list[str]:
         """One pass: what the clocks say, what has ended, windows that open and close, what may start."""
+        self._read.clear()  # conf may have changed since the last pass
         before = self.queue.note(PULSE)
         looked = datetime.fromtimestamp(before["wall_s"], UTC) if before else self.clock.now()
         lines = self._clocks(before)
@@ -137,7 +139,11 @@ class Scheduler:
                 self.fleet.stop(job_id)
 
     def _policy(self, job: Job) -> Policy:
-        return self.load(job.schedule, job.window, job.zone)
+        """Read once in a pass: a file is parsed in milliseconds, and a thousand jobs share few."""
+        asked = (job.schedule, job.window, job.zone)
+        if asked not in self._read:
+            self._read[asked] = self.load(*asked)
+        return self._read[asked]
 
     def _start(self, waiting: list[Job]) -> list[str]:
         now, lines, known = self.clock.now(), [], {}

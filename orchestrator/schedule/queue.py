@@ -58,6 +58,10 @@ class QueueFull(UsageError):
     """MAX_OPEN jobs wait already."""
 
 
+class Unusable(UsageError):
+    """The file cannot be read or written: it is damaged, locked for too long, or the disk is full."""
+
+
 def now_utc() -> str:
     return datetime.now(UTC).isoformat(timespec="milliseconds")
 
@@ -118,6 +122,12 @@ class Queue:
         newest_first: bool = False,
     ) -> list[Job]:
         """One page of at most `limit` jobs, in the order of their ids; `after` is the last id of the page before."""
+        return self.page(states, box, limit, after, newest_first)[0]
+
+    def page(
+        self, states: Sequence[str], box: str | None, limit: int, after: int, newest_first: bool
+    ) -> tuple[list[Job], dict[str, int]]:
+        """What `list` and `count` return, of one moment."""
         where, given = [], []
         if states:
             if unknown := set(states) - set(STATES):
@@ -133,16 +143,17 @@ class Queue:
         condition = f" WHERE {' AND '.join(where)}" if where else ""
         order = "DESC" if newest_first else "ASC"
         with self._reading() as database:
+            database.execute("BEGIN")
             rows = database.execute(
                 f"{_SELECT}{condition} ORDER BY id {order} LIMIT ?", (*given, min(limit, LONGEST_PAGE))
-            )
-            return [_job(row) for row in rows.fetchall()]
+            ).fetchall()
+            count = self._count(database)
+        return [_job(row) for row in rows], count
 
     def count(self) -> dict[str, int]:
         """State -> number of jobs in it; every state is there."""
         with self._reading() as database:
-            found = dict(database.execute("SELECT state, count(*) FROM jobs GROUP BY state").fetchall())
-        return {state: found.get(state, 0) for state in STATES}
+            return self._count(database)
 
     def open_jobs(self) -> list[Job]:
         """All that are queued, running or paused, in the order in which they are to run."""
@@ -233,6 +244,19 @@ class Queue:
         with self._writing() as database:
             database.execute("INSERT OR REPLACE INTO notes VALUES (?, ?)", (name, json.dumps(value)))
 
+    def _count(self, database: sqlite3.Connection) -> dict[str, int]:
+        found = dict(database.execute("SELECT state, count(*) FROM jobs GROUP BY state").fetchall())
+        return {state: found.get(state, 0) for state in STATES}
+
+    @contextmanager
+    def open_throughout(self) -> Iterator[None]:
+        """For a process that asks all the time. Else each connection that is for a moment the only one writes the WAL
+        into the file when it closes, under a lock for which the others then wait.
+        """
+        with self._reading() as database:
+            database.execute("SELECT max(seq) FROM events").fetchone()
+            yield
+
     def _get(self, database: sqlite3.Connection, job_id: int) -> Job:
         row = database.execute(f"{_SELECT} WHERE id = ?", (job_id,)).fetchone()
         if row is None:
@@ -285,7 +309,7 @@ class Queue:
         except sqlite3.DatabaseError as error:
             if isinstance(error, sqlite3.IntegrityError):
                 raise
-            raise UsageError(f"{self.path}: the queue cannot be used ({error}); free the disk, or restore it") from None
+            raise Unusable(f"{self.path}: the queue cannot be used ({error}); free the disk, or restore it") from None
 
 
 _SELECT = f"SELECT {', '.join(_COLUMNS)} FROM jobs"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from orchestrator.verbs import compare, decide, look, machine, promote, schedule, serve
+from orchestrator.verbs import compare, decide, look, machine, promote, schedule, serve, service
 from orchestrator.verbs.options import Options
 
 VERBS: dict[str, Callable[[Options], int]] = {
@@ -40,7 +40,11 @@ VERBS: dict[str, Callable[[Options], int]] = {
     "schedule summary": schedule.summary,
     "schedule run": schedule.run,
     "schedule unit": schedule.unit,
-    "serve": schedule.run,
+    "serve": service.serve,
+    "token": service.token_list,
+    "token add": service.token_add,
+    "token list": service.token_list,
+    "token remove": service.token_remove,
     "fleet": schedule.boxes,
     "doctor": machine.doctor,
     "cache": machine.cache_list,
@@ -49,11 +53,11 @@ VERBS: dict[str, Callable[[Options], int]] = {
 }
 READERS = frozenset(  # what they print is all that they do
     {"plan", "prod", "prod history", "cache", "cache list", "list", "floor", "ledger", "ledger list"}
-    | {"schedule", "schedule list", "schedule summary"}
+    | {"schedule", "schedule list", "schedule summary", "token", "token list"}
 )
 SECOND_WORDS = {
     first: tuple(verb.split()[1] for verb in VERBS if verb.startswith(f"{first} "))
-    for first in ("prod", "cache", "ledger", "schedule")
+    for first in ("prod", "cache", "ledger", "schedule", "token")
 }
 OWNERS: dict[str, tuple[str, ...]] = {  # an option -> the verbs that have it; one that is not here belongs to all
     "json": ("plan", "list", "verdict", "schedule", "schedule list", "schedule summary"),

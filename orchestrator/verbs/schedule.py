@@ -10,7 +10,10 @@ from orchestrator.errors import UsageError
 from orchestrator.verbs.options import Options
 
 if TYPE_CHECKING:
+    import threading
+
     from orchestrator.schedule.queue import Queue
+    from orchestrator.service.remote import Server
 
 
 def _state(words: tuple[str, ...] | list[str]) -> Path:
@@ -25,10 +28,26 @@ def _queue(words: tuple[str, ...] | list[str]) -> Queue:
     return Queue(_state(words))
 
 
+def _server(words: tuple[str, ...]) -> tuple[Server | None, list[str]]:
+    """The API that `server=` names, and the other words."""
+    urls = [word.removeprefix("server=") for word in words if word.startswith("server=")]
+    rest = [word for word in words if not word.startswith("server=")]
+    if not urls:
+        return None, rest
+    from orchestrator.service import remote
+
+    return remote.Server(urls[-1], remote.token()), rest
+
+
 def add(options: Options) -> int:
     from orchestrator.progress import span
     from orchestrator.schedule import asked, policy
 
+    server, words = _server(options.overrides)
+    if server is not None:
+        made = server.add(words)
+        print(f"job {made.id}: {made.state}, at most {made.boots_left} boots, {span(made.expected_s or 0)}")
+        return 0
     job, basis = asked.with_duration(asked.job(options.overrides))
     asked.require_comparable(job)
     made, new = _queue(options.overrides).add(job)
@@ -47,8 +66,12 @@ def list_jobs(options: Options) -> int:
     from orchestrator.records import to_jsonable
     from orchestrator.schedule import listing
 
-    queue = _queue(options.overrides)
-    jobs = queue.list(newest_first=True) if options.all else queue.open_jobs()
+    server, words = _server(options.overrides)
+    if server is not None:
+        jobs = server.jobs(options.all)
+    else:
+        queue = _queue(words)
+        jobs = queue.list(newest_first=True) if options.all else queue.open_jobs()
     if options.json:
         print(json.dumps([to_jsonable(job) for job in jobs], indent=2))
     elif jobs:
@@ -59,12 +82,13 @@ def list_jobs(options: Options) -> int:
 
 
 def remove(options: Options) -> int:
-    ids = [word for word in options.overrides if "=" not in word]
+    server, words = _server(options.overrides)
+    ids = [word for word in words if "=" not in word]
     if not ids or not all(word.isdecimal() for word in ids):
         raise UsageError("schedule remove takes ids of jobs, as in `schedule remove 17`; `schedule list` shows them")
-    queue = _queue([word for word in options.overrides if "=" in word])
+    cancel = server.cancel if server is not None else _queue([word for word in words if "=" in word]).cancel
     for word in ids:
-        job = queue.cancel(int(word))
+        job = cancel(int(word))
         print(f"job {job.id} " + ("stops at its next boot boundary" if job.state == "running" else f"is {job.state}"))
     return 0
 
@@ -88,8 +112,8 @@ def summary(options: Options) -> int:
     return 0 if found.prod_ok else 1
 
 
-def run(options: Options) -> int:
-    """The loop, until a signal ends it; `serve` is this, too, as long as it has no HTTP."""
+def run(options: Options, wake: threading.Event | None = None) -> int:
+    """The loop, until a signal ends it; `serve` is this with the API beside it. `wake` starts a pass at once."""
     import threading
 
     from orchestrator import fleet, units
@@ -102,7 +126,7 @@ def run(options: Options) -> int:
     if options.units is not None:
         print(units.written_scheduler(Path(options.units), state, chosen[-1] if chosen else "local"))
         return 0
-    clock, wake = Clock(), threading.Event()
+    clock, wake = Clock(), wake or threading.Event()
     found = fleet.of(chosen[-1] if chosen else "local", clock, wake)
     scheduler = daemon.Scheduler(Queue(state), found, clock, state)
     say = (lambda line: None) if options.quiet else (lambda line: print(line, flush=True))

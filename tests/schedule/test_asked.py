@@ -73,7 +73,7 @@ def test_the_verbs_add_list_and_remove_jobs(tmp_path, capsys):
     assert "there is no job 9" in capsys.readouterr().err
     assert cli.main(["schedule", "summary", *places]) == 2
     assert "no window has closed yet" in capsys.readouterr().err
-    assert cli.main(["serve", "fleet=cloud", *places]) == 2
+    assert cli.main(["schedule", "run", "fleet=cloud", *places]) == 2
     assert "fleet=cloud: choose from local, ray" in capsys.readouterr().err
 
 

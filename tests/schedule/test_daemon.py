@@ -123,6 +123,16 @@ def test_faults_are_tried_again_as_often_as_declared_and_do_not_block_the_queue(
     assert (failed.state, failed.faults, failed.reason) == ("failed", 2, "hung: boot 2")
 
 
+def test_a_pass_reads_a_policy_once_however_many_jobs_have_it_and_the_next_pass_again(world):
+    read = []
+    world.load = lambda *asked: read.append(asked) or POLICY
+    for zone in ("", "", "UTC"):
+        world.queue.add(replace(JOB, zone=zone))
+    for passes in (1, 2):
+        world.tick()
+        assert sorted(read) == sorted([("nightly", "", ""), ("nightly", "", "UTC")] * passes)
+
+
 def test_a_box_in_somebody_elses_hands_is_no_fault(world):
     job, _ = world.queue.add(JOB)
     for n in range(4):
@@ -289,8 +299,8 @@ def test_a_schedule_that_goes_while_its_job_runs_ends_nothing(world):
     assert any("it died; there is no schedule" in line for line in lines)
 
 
-def test_serve_runs_until_it_is_told_to_stop_and_only_once(tmp_path):
-    command = [sys.executable, "-m", "orchestrator", "serve", f"paths.state={tmp_path}"]
+def test_the_loop_runs_until_it_is_told_to_stop_and_only_once(tmp_path):
+    command = [sys.executable, "-m", "orchestrator", "schedule", "run", f"paths.state={tmp_path}"]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     first = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
     try:

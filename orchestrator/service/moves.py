@@ -1,0 +1,228 @@
+"""Promotions and rollbacks that were asked for through the API: kept in SQLite, done one at a time by `promote` itself.
+
+A move is a job: it is recorded, then done in a child process that takes the box's lease as it does for a person at the
+terminal. While an A/B of the same box runs on this machine it waits, and lets pass those for other boxes. A move is
+never done twice: one that was cut off is `failed`, and the guard settles which of the two plans serves.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import sqlite3
+import sys
+import threading
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from subprocess import DEVNULL, Popen
+from typing import Literal
+
+from orchestrator import owner
+from orchestrator.errors import UsageError
+from orchestrator.schedule.queue import KeyReused, Queue, QueueFull, Unusable, now_utc
+
+FILE = "moves.sqlite"
+LOCK_WAIT_S = 20.0
+MAX_WAITING = 100
+LONGEST_REASON = 500
+LONGEST_S = 6 * 3600.0
+
+
+@dataclass(frozen=True)
+class Move:
+    """`done`: the box serves what was asked for. `failed`: it does not; `reason` says why."""
+
+    kind: Literal["promote", "rollback"]
+    box: str
+    run_id: str = ""  # promote: of the A/B
+    to: int | None = None  # rollback: number of the ledger's entry; None: what served before
+    by: str = ""  # the token's name
+    idempotency_key: str | None = None
+    id: int = 0
+    state: Literal["queued", "running", "done", "failed", "cancelled"] = "queued"
+    asked_at_utc: str = ""
+    ended_at_utc: str = ""
+    reason: str = ""
+
+
+class NoSuchMove(UsageError):
+    """There is no move of this id."""
+
+
+def _quoted(names: Sequence[str]) -> str:
+    return ", ".join(f'"{name}"' for name in names)
+
+
+_COLUMNS = tuple(field.name for field in fields(Move))
+_SELECT = f"SELECT {_quoted(_COLUMNS)} FROM moves"
+
+
+class Moves:
+    """The moves below a state directory; the table is made where there is none."""
+
+    def __init__(self, state: Path) -> None:
+        self.path = state / FILE
+        state.mkdir(parents=True, exist_ok=True)
+        columns = _quoted([name for name in _COLUMNS if name != "id"])
+        with self._open() as database:
+            database.execute(
+                f"CREATE TABLE IF NOT EXISTS moves (id INTEGER PRIMARY KEY AUTOINCREMENT, {columns}, holder)"
+            )
+            database.execute("CREATE UNIQUE INDEX IF NOT EXISTS moves_by_key ON moves (idempotency_key)")
+
+    def add(self, move: Move) -> tuple[Move, bool]:
+        """Append it; returns it and whether it is new. Raises KeyReused and QueueFull, as Queue.add does."""
+        with self._open() as database:
+            if move.idempotency_key is not None:
+                row = database.execute(f"{_SELECT} WHERE idempotency_key = ?", (move.idempotency_key,)).fetchone()
+                if row:
+                    earlier = Move(*row)
+                    asked = ("kind", "box", "run_id", "to")
+                    if any(getattr(earlier, name) != getattr(move, name) for name in asked):
+                        raise KeyReused(f"the key is that of move {earlier.id}, which asks for something else")
+                    return earlier, False
+            (waiting,) = database.execute("SELECT count(*) FROM moves WHERE state = 'queued'").fetchone()
+            if waiting >= MAX_WAITING:
+                raise QueueFull(f"{waiting} moves wait already")
+            new = replace(move, asked_at_utc=now_utc())
+            names = [name for name in _COLUMNS if name != "id"]
+            made = database.execute(
+                f"INSERT INTO moves ({_quoted(names)}) VALUES ({', '.join('?' * len(names))})",
+                [getattr(new, name) for name in names],
+            )
+            return replace(new, id=made.lastrowid), True
+
+    def get(self, number: int) -> Move:
+        """Raises NoSuchMove."""
+        with self._open() as database:
+            row = database.execute(f"{_SELECT} WHERE id = ?", (number,)).fetchone()
+        if row is None:
+            raise NoSuchMove(f"there is no move {number}")
+        return Move(*row)
+
+    def list(self, limit: int = 100) -> list[Move]:
+        """Newest first."""
+        with self._open() as database:
+            return [Move(*row) for row in database.execute(f"{_SELECT} ORDER BY id DESC LIMIT ?", (limit,))]
+
+    def claim(self, taken: Collection[str] = ()) -> Move | None:
+        """The oldest that waits and is for none of the boxes `taken`, as a running one of this process; else None."""
+        with self._open() as database:
+            waiting = database.execute(f"{_SELECT} WHERE state = 'queued' ORDER BY id").fetchall()
+            move = next((move for row in waiting if (move := Move(*row)).box not in taken), None)
+            if move is None:
+                return None
+            move = replace(move, state="running")
+            held = json.dumps(vars(owner.current()))
+            database.execute("UPDATE moves SET state = 'running', holder = ? WHERE id = ?", (held, move.id))
+            return move
+
+    def end(self, number: int, state: str, reason: str) -> None:
+        with self._open() as database:
+            database.execute(
+                "UPDATE moves SET state = ?, reason = ?, ended_at_utc = ? WHERE id = ?",
+                (state, reason, now_utc(), number),
+            )
+
+    def abandoned(self) -> list[int]:
+        """Running ones whose process is gone."""
+        with self._open() as database:
+            rows = database.execute("SELECT id, holder FROM moves WHERE state = 'running'").fetchall()
+        return [number for number, holder in rows if not owner.from_mapping(json.loads(holder)).alive()]
+
+    @contextmanager
+    def _open(self) -> Iterator[sqlite3.Connection]:
+        """One transaction on a connection of its own."""
+        try:
+            with closing(sqlite3.connect(self.path, timeout=LOCK_WAIT_S, isolation_level=None)) as database:
+                database.execute("PRAGMA journal_mode = WAL")
+                database.execute("PRAGMA synchronous = FULL")
+                database.execute("BEGIN IMMEDIATE")
+                try:
+                    yield database
+                except BaseException:
+                    database.execute("ROLLBACK")
+                    raise
+                database.execute("COMMIT")
+        except sqlite3.DatabaseError as error:
+            raise Unusable(f"{self.path}: it cannot be used ({error}); free the disk, or restore it") from None
+
+
+def command(move: Move, places: Sequence[str]) -> list[str]:
+    """The argument list of the child. `places` are the server's own `paths.*` words; no shell reads any of it."""
+    if not re.fullmatch(r"[0-9a-f]{4,32}", move.run_id) and move.kind == "promote":
+        raise UsageError(f"run {move.run_id!r} is no id of a run")
+    what = ["promote", move.run_id] if move.kind == "promote" else ["rollback"]
+    to = [] if move.to is None else ["--to", str(move.to)]
+    return [sys.executable, "-m", "orchestrator", *what, f"box={move.box}", *places, *to, "--quiet"]
+
+
+@dataclass
+class Mover:
+    """Does the moves, in a thread of its own, until `stop` is set; `wake` makes it look at once."""
+
+    moves: Moves
+    queue: Queue
+    state: Path
+    places: Sequence[str]
+    stop: threading.Event
+    wake: threading.Event
+    say: Callable[[str], None] = lambda line: None
+    command: Callable[[Move, Sequence[str]], list[str]] = command
+    period_s: float = 5.0
+
+    def work(self) -> None:
+        settled = False
+        while not self.stop.is_set():
+            self.wake.clear()
+            try:
+                if not settled:
+                    self._abandon()
+                    settled = True
+                while not self.stop.is_set() and (move := self.moves.claim(self._taken())):
+                    self._do(move)
+            except UsageError as error:  # the disk is full, perhaps; it is tried again
+                self.say(f"moves: {error}")
+            self.wake.wait(self.period_s)
+
+    def _abandon(self) -> None:
+        for number in self.moves.abandoned():
+            self._end(number, "failed", "the service ended while it ran; `prod` says what serves, the guard settles it")
+
+    def _taken(self) -> set[str]:
+        """Boxes that an A/B on this machine holds. One on another machine of a fleet holds none of ours."""
+        here = ("", socket.gethostname())
+        return {job.box for job in self.queue.list(states=["running"]) if job.node in here}
+
+    def _do(self, move: Move) -> None:
+        self.queue.log("move running", None, move=move.id)
+        path = self.state / "moves" / f"{move.id}.log"
+        try:
+            path.parent.mkdir(exist_ok=True)
+            with path.open("wb") as log:
+                child = Popen(self.command(move, self.places), stdin=DEVNULL, stdout=log, stderr=log)
+        except (OSError, UsageError) as error:
+            return self._end(move.id, "failed", f"it could not be started: {error}")
+        waited_s = 0.0
+        while child.poll() is None:
+            if self.stop.wait(1.0) or (waited_s := waited_s + 1) > LONGEST_S:
+                child.terminate()  # `promote` brings back what served before
+                child.wait()
+        lines = path.read_text("utf-8", "replace").strip().splitlines() or [f"it ended with status {child.returncode}"]
+        done = child.returncode == 0
+        return self._end(move.id, "done" if done else "failed", lines[-1][:LONGEST_REASON])
+
+    def _end(self, number: int, state: str, reason: str) -> None:
+        """Keep it; while the disk is full it is tried again, until `stop`: the next service then calls it failed."""
+        while True:
+            try:
+                self.moves.end(number, state, reason)
+                self.queue.log(f"move {state}", None, move=number, reason=reason)
+                return
+            except UsageError as error:
+                self.say(f"move {number} is {state}, which cannot be kept: {error}")
+                if self.stop.wait(self.period_s):
+                    return
