@@ -4,8 +4,8 @@
 
 Each row is `python -m orchestrator` with that variant on box cpu and the kld bench alone, eager, where the checkpoint
 is the directory of this name below MODELS_DIR, as a user's own checkpoints are; BF16 is the directory of the reference.
-So every layer is attested and every run has a reference of its own stack, made by the first. The table goes to stdout; a
-row whose run fails is shown as failed and sets exit status 1.
+So every layer is attested, and every run has a reference of its own stack, made by the first. The table goes to stdout;
+a row whose run fails is shown as failed and sets exit status 1.
 """
 
 from __future__ import annotations
