@@ -5,6 +5,8 @@ What has happened is read from the records and from nothing else, so an A/B that
 
 from __future__ import annotations
 
+import shlex
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -150,7 +152,7 @@ class AB:
 
 
 def resume_hint(run_id: str) -> str:
-    return f"go on with it: python -m orchestrator ab --resume {run_id}"
+    return f"go on with it: {shlex.join([sys.executable, '-m', 'orchestrator', 'ab', '--resume', run_id])}"
 
 
 def _effects(verdict: Verdict) -> dict[str, float]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orchestrator import (
+    arm_titles,
     arms,
     attempts,
     catalog,
@@ -153,7 +154,8 @@ def _metric_key(gate: Gate, criterion: str) -> str:
 def site(test: ABTest, inputs: Inputs, overrides: Sequence[str], quiet: bool, shift: Shift = UNBOUND) -> Iterator[Site]:
     """Hold the box, for as many A/Bs as the block has; prod comes back at its end."""
     progress = Progress(quiet=quiet)
-    purpose = f"A/B of {test.a.name} and {test.b.name}"
+    titles = arm_titles.of(test)
+    purpose = f"A/B of {titles['a']} and {titles['b']}"
     boots = designs.BOOTS_PER_BLOCK * test.gate.looks[-1]
     expected_s = boots * measured_boot.warm_boot_s(test.suite)
     with measured_boot.on_the_box(inputs, purpose, overrides, progress, expected_s), ExitStack() as prod_down:
@@ -173,7 +175,7 @@ def one(test: ABTest, inputs: Mapping[Arm, Inputs], place: Site, parent: str | N
         print(design_text.as_text(made, datetime.now(UTC)), flush=True)
     executor = _executor(made, inputs, place)
     tags = _tags(made, {arm: executor.tags(arm) for arm in ARMS}, place.overrides) | dict(place.shift.tags)
-    log = place.tracker.start(f"{test.a.name} | {test.b.name}", _params(made), tags, parent)
+    log = place.tracker.start(" | ".join(arm_titles.of(test).values()), _params(made), tags, parent)
     log.log_json(attempts.DESIGN, to_jsonable(made))
     log.publish()  # with its design there, another box can go on with it
     return _conduct(made, executor, place, log, inputs["a"].state)

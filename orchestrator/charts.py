@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 WIDTH_IN = 4.8
+FAR = 1.5  # times the largest value: no interval is drawn beyond
 
 
 @dataclass(frozen=True)
@@ -207,10 +208,16 @@ def _dots(
     return [dot for dot in map(one, measurement.samples) if dot is not None]
 
 
-def from_zero(axes: Axes) -> None:
-    """An upward axis that starts at 0 and has room above what is highest, however close all of it lies."""
-    top = axes.dataLim.y1  # -inf where nothing was drawn
-    axes.set_ylim(0, 1.08 * top if 0 < top < math.inf else 1)
+def from_zero(axes: Axes, values: Sequence[float] = (), *, sideways: bool = False) -> None:
+    """An axis that starts at 0 and has room beyond what is largest, however close all of it lies.
+
+    With `values`, those of the boots, an interval that goes far beyond all of them is cut: that of two boots can be so
+    wide that nothing else would be seen.
+    """
+    top = axes.dataLim.x1 if sideways else axes.dataLim.y1  # -inf where nothing was drawn
+    if finite := [value for value in values if math.isfinite(value)]:
+        top = min(top, FAR * max(finite))
+    (axes.set_xlim if sideways else axes.set_ylim)(0, 1.08 * top if 0 < top < math.inf else 1)
 
 
 def spoken(points: Sequence[tuple[int, float]], unit: str) -> str:

@@ -194,6 +194,12 @@ def main(arguments: Sequence[str]) -> int:
     except Exception as error:
         if TRACEBACK in os.environ:
             raise
+        if isinstance(error, ModuleNotFoundError) and error.name and error.name.partition(".")[0] != "orchestrator":
+            return _fail(
+                f"{error.name} is not installed in {sys.executable}; use the Python that has it: "
+                "`make install`, then `. .venv/bin/activate`",
+                2,
+            )
         at = traceback.extract_tb(error.__traceback__)[-1]
         place = f"{Path(at.filename).name}, line {at.lineno}"
         said = " ".join(str(error).split())[:300]

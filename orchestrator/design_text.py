@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from orchestrator import hours
+from orchestrator import arm_titles, hours
 from orchestrator.design import BOOTS_PER_BLOCK, Design
 
 
 def as_text(design: Design, now: datetime) -> str:
     """Lines for the terminal; hours that are no measurement are called estimated."""
     test, gate = design.test, design.test.gate
-    heading = f"A/A of {test.a.name}" if test.kind == "floor" else f"A/B of {test.a.name} (a) and {test.b.name} (b)"
+    titles = arm_titles.of(test)
+    heading = f"A/A of {test.a.name}" if test.kind == "floor" else f"A/B of {titles['a']} (a) and {titles['b']} (b)"
     seed = f"seed {design.seed}" + (" (drawn)" if test.seed is None else "")
     lines = [f"{heading} on box {test.box.name}, gate {gate.name}, suite {test.suite.name}, {seed}"]
     if test.about:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from orchestrator import compile_cache, digest
+from orchestrator import compile_cache, digest, knobs
 from orchestrator.inputs import Inputs
 from orchestrator.plan import ServePlan
 from orchestrator.records import to_jsonable
@@ -41,7 +41,7 @@ def tags(inputs: Inputs, plan: ServePlan, box_detected: bool) -> dict[str, str]:
     return {
         "variant": variant.name,
         "weights": variant.weights.name,
-        "activation": variant.activation.name,
+        "activation": knobs.activation_title(variant),
         "spec": str(variant.speculation.tokens),
         "drafter": Path(plan.drafter.path).name if plan.drafter else "none",
         "image": plan.image,

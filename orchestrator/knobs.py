@@ -128,6 +128,13 @@ def from_activation(variant: Variant) -> dict[str, str]:
     }
 
 
+def activation_title(variant: Variant) -> str:
+    """The activation mode's name, and with it each knob of the variant that contradicts what the mode stands for."""
+    stands_for = from_activation(variant)
+    other = {n: str(v) for n, v in sorted(variant.knobs.items()) if n in stands_for and str(v) != stands_for[n]}
+    return " ".join([variant.activation.name, *(f"{name}={value}" for name, value in other.items())])
+
+
 def resolve(variant: Variant, max_num_seqs: int) -> dict[str, str]:
     """Every knob of the registry with the value this variant serves with, sorted by name.
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from orchestrator import labels
 from orchestrator.charts import Paper, Picture, from_zero, picture, spoken
-from orchestrator.comparison import CriterionResult
-from orchestrator.gate import Criterion, Gate
 from orchestrator.sides import Side, mean
 
 if TYPE_CHECKING:
@@ -19,53 +16,8 @@ if TYPE_CHECKING:
 
 MARKERS = "osD^vP*X"
 SHIFT = 0.16  # between sides at one tick, in ticks
-MOST_IN_ORDER, MOST_CRITERIA = 8, 24
-
-
-def effects(criteria: Sequence[CriterionResult], gate: Gate) -> Picture | None:
-    """B against A in percent for each criterion that has an interval, and what the gate asks for."""
-    shown = [c for c in criteria if c.unit in ("relative", "share") and c.interval is not None and c.effect is not None]
-    shown = [c for c in shown if all(math.isfinite(end) for end in c.interval)][:MOST_CRITERIA]
-    if not shown:
-        return None
-    limits = [_limits(c, gate) for c in shown]
-
-    def draw(figure: Figure, paper: Paper) -> None:
-        axes = figure.subplots()
-        axes.axvline(0, color=paper.ink, linewidth=1)
-        for row, (c, of) in enumerate(zip(shown, limits, strict=True)):
-            low, high = (100 * end for end in c.interval)
-            at = 100 * c.effect
-            color = {"PASS": paper.more[0], "FAIL": paper.second}.get(c.state, paper.first)
-            axes.errorbar(at, row, xerr=[[at - low], [high - at]], fmt="o", color=color, capsize=4)
-            axes.plot([100 * end for end in of], [row] * len(of), "|", color=paper.more[1], markersize=16, mew=2.5)
-        axes.set_yticks(range(len(shown)), [f"{c.metric}\n{c.state.lower()}" for c in shown], fontsize=8.5)
-        axes.set_ylim(len(shown) - 0.5, -0.5)
-        axes.margins(x=0.08)
-        axes.set_xlabel("B against A (%)")
-
-    said = [
-        f"{c.metric} {c.state}: {100 * c.effect:+.2f}% ({100 * c.interval[0]:+.2f}% to {100 * c.interval[1]:+.2f}%)"
-        for c in shown
-    ]
-    caption = "B against A with the interval of this look; upright marks: the gate's thresholds"
-    return picture(draw, 1.0 + 0.42 * len(shown), f"B against A by criterion: {'; '.join(said)}", caption)
-
-
-def _limits(result: CriterionResult, gate: Gate) -> tuple[float, ...]:
-    """Where the gate's thresholds are on the axis of the effect."""
-    found = [c for c in gate.criteria.values() if c.claim == result.claim and _about(c, result.metric)]
-    if not found or result.threshold is None:
-        return ()
-    share, higher = result.threshold, found[0].better == "higher" or result.claim == "accuracy_not_worse"
-    if result.claim == "equivalent":
-        return (-share, share)
-    worse = result.claim != "superior"
-    return (share if higher != worse else -share,)
-
-
-def _about(criterion: Criterion, metric: str) -> bool:
-    return re.fullmatch(re.escape(criterion.metric).replace(r"\*", r"[^.]+"), metric) is not None
+MOST_IN_ORDER = 8
+LEAST_SPAN = 1e-3  # of the value: less than that is no difference to be looked at
 
 
 def decode(sides: Sequence[Side]) -> Picture | None:
@@ -117,7 +69,7 @@ def _curves(
             _line(axes, [ticks.index(at) + shift for at, _ in of], [v for _, v in of], number, color, side.title)
         axes.set_xticks(range(len(ticks)), [f"{at:,}" for at in ticks])
         axes.margins(x=0.08)
-        from_zero(axes)
+        from_zero(axes, [value for of in points for _, values in of for value in values])
         axes.set_xlabel(along)
         axes.set_ylabel(up)
         _legend(figure, axes, paper)
@@ -147,7 +99,7 @@ def concurrency(sides: Sequence[Side]) -> Picture | None:
                 )
             axes.set_ylabel(up)
             axes.margins(x=0.08)
-            from_zero(axes)
+            from_zero(axes, [v for side in sides for at in ticks for v in side.values(f"{name}.conc{at}")])
         lower.set_xticks(range(len(ticks)), [f"{at:,}" for at in ticks])
         lower.set_xlabel("Requests at once")
         _legend(figure, upper, paper)
@@ -185,6 +137,7 @@ def categories(sides: Sequence[Side]) -> Picture | None:
         axes.set_yticks(range(len(names)), [name[len(start) :].replace("_", " ") for name in names])
         axes.invert_yaxis()
         axes.grid(visible=False, axis="y")
+        from_zero(axes, [v for side in sides for name in names for v in side.values(name)], sideways=True)
         axes.set_xlabel("Decode tok/s, one request at a time")
         _legend(figure, axes, paper)
 
@@ -267,6 +220,7 @@ def in_boot_order(sides: Sequence[Side], metrics: Sequence[str], caption: str) -
             axes.set_title(name, loc="left", fontsize=9)
             axes.margins(x=0.05, y=0.2)
             axes.ticklabel_format(axis="y", useOffset=False)
+            _at_least(axes, LEAST_SPAN)
         last = max(s.number for side in sides for s in side.samples)
         strips[-1].set_xticks(range(1, last + 1) if last <= 16 else range(1, last + 1, 1 + last // 12))
         strips[-1].set_xlabel("Boot, in the order they were made")
@@ -291,6 +245,15 @@ def _line(
     for at, (_, low, high) in zip(places, found, strict=True):
         if low is not None:
             axes.plot([at, at], [low, high], color=color, linewidth=1.2)
+
+
+def _at_least(axes: Axes, share: float) -> None:
+    """An upward axis on which values that are equal, or nearly, lie in the middle."""
+    low, high = axes.dataLim.y0, axes.dataLim.y1
+    middle = (low + high) / 2
+    half = share * abs(middle) / 2 or 0.5
+    if high - low < 2 * half:
+        axes.set_ylim(middle - half, middle + half)
 
 
 def _legend(figure: Figure, axes: Axes, paper: Paper) -> None:

@@ -8,8 +8,10 @@ from pathlib import Path
 
 from orchestrator import (
     __version__,
+    arm_titles,
     attempts,
     catalog,
+    criteria_chart,
     labels,
     page,
     paired_charts,
@@ -78,7 +80,7 @@ def render(
         marks=simulated,
         notes=list(notes),
         criteria=_criteria(judged) if judged and judged.verdict.criteria else None,
-        effects=paired_charts.effects(judged.verdict.criteria, judged.design.test.gate) if judged else None,
+        effects=criteria_chart.effects(judged.verdict.criteria, judged.design.test.gate) if judged else None,
         facts=_facts(shown, judged, run_id),
         sections=[part for part in _sections(measured, judged) if part.pictures or part.tables] if measured else [],
         questions=questions.differing(measured),
@@ -96,11 +98,11 @@ def of_ab(directory: Path, entry: Entry, verdict: Verdict) -> str:
     """The page of a recorded A/B, from its records. Raises UsageError for a damaged one."""
     design = attempts.read_design(entry)
     found = attempts.read(directory, entry.run_id, design)
-    artifacts = {boot.run_id: boot.artifacts for boot in catalog.entries(directory, parent=entry.run_id)}
+    boots = {boot.run_id: boot for boot in catalog.entries(directory, parent=entry.run_id)}
+    artifacts = {run_id: boot.artifacts for run_id, boot in boots.items()}
     shown = sides.of_ab(design, found, entry.tags.get("source", "measured"), artifacts)
     notes = [
-        f"{attempt.slot}, run {attempt.run_id}: "
-        + ("was cut off and done again" if attempt.result is None else f"at fault: {attempts.fault_of(attempt.result)}")
+        f"{attempt.slot}, run {attempt.run_id}: {_unfinished(attempt, boots[attempt.run_id])}"
         for attempt in found
         if attempt.state != "finished"
     ]
@@ -108,11 +110,18 @@ def of_ab(directory: Path, entry: Entry, verdict: Verdict) -> str:
     return render(shown, judged, run_id=entry.run_id, notes=notes)
 
 
+def _unfinished(attempt: attempts.Attempt, boot: Entry) -> str:
+    if attempt.result is not None:
+        return f"at fault: {attempts.fault_of(attempt.result)}"
+    return "has not ended" if boot.status == "RUNNING" else "was cut off; it counts for nothing and is done again"
+
+
 def _heading(shown: Sequence[Side], judged: Judged | None) -> str:
     if judged is None:
         return " and ".join(side.name for side in shown)
     test = judged.design.test
-    what = f"{test.b.name} against {test.a.name}" if test.kind == "ab" else f"A/A of {test.a.name}"
+    titles = arm_titles.of(test)
+    what = f"{titles['b']} against {titles['a']}" if test.kind == "ab" else f"A/A of {test.a.name}"
     return f"{what} on {test.box.name}"
 
 
@@ -122,8 +131,8 @@ def _claim(judged: Judged | None) -> str:
     verdict, gate = judged.verdict, judged.design.test.gate
     last = f"{verdict.look} of at most {gate.max_blocks} blocks"
     level = "" if verdict.alpha_at_look is None else f", one-sided level at this look {verdict.alpha_at_look:.2g}"
-    test = judged.design.test
-    return f"Gate {gate.name}; judged on {last}{level}. B is {test.b.name}, A is {test.a.name}."
+    titles = arm_titles.of(judged.design.test)
+    return f"Gate {gate.name}; judged on {last}{level}. B is {titles['b']}, A is {titles['a']}."
 
 
 def _reasons(judged: Judged | None) -> list[str]:

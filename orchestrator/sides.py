@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from orchestrator import catalog, labels
+from orchestrator import arm_titles, catalog, labels
 from orchestrator.attempts import Attempt
 from orchestrator.catalog import Entry
 from orchestrator.comparison import metrics_of
@@ -90,7 +90,7 @@ class Difference:
 
 def of_ab(design: Design, found: Sequence[Attempt], source: str, artifacts: Mapping[str, Path]) -> list[Side]:
     """The two arms of an A/B, of its finished boots; `artifacts` by run id."""
-    sides = []
+    sides, titles = [], arm_titles.of(design.test)
     for arm in ARMS:
         samples = []
         for attempt in found:
@@ -110,7 +110,7 @@ def of_ab(design: Design, found: Sequence[Attempt], source: str, artifacts: Mapp
                 position=slot.position,
             )
             samples.append(sample)
-        sides.append(Side(arm.upper(), design.plans[arm].variant, source, tuple(samples)))
+        sides.append(Side(arm.upper(), titles[arm], source, tuple(samples)))
     return sides
 
 
@@ -167,6 +167,8 @@ def evidence(artifacts: Path, boot: Boot | None, plan: Mapping[str, Any]) -> tup
 def mean(values: Sequence[float]) -> tuple[float, float | None, float | None]:
     """(mean, low, high): the geometric mean of positive values, else the arithmetic one, with the 95% t interval over
     boots; None for its ends where there are fewer than two."""
+    if len(set(values)) == 1:  # exactly that, as no logarithm gives it
+        return values[0], *((values[0],) * 2 if len(values) > 1 else (None, None))
     positive = all(value > 0 for value in values)
     scaled = [math.log(value) for value in values] if positive else list(values)
     back = math.exp if positive else (lambda value: value)

@@ -6,8 +6,9 @@ import re
 import sys
 from typing import TYPE_CHECKING
 
-from orchestrator import console, hours, labels
+from orchestrator import arm_titles, console, hours, labels
 from orchestrator.design import Design
+from orchestrator.schema import ABTest
 from orchestrator.verdict import CriterionResult, Verdict
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ def _show(verdict: Verdict, design: Design, run_id: str) -> None:
     from rich.text import Text
 
     test, out = design.test, console.stdout()
-    what = f"A/A of {test.a.name}" if test.kind == "floor" else f"{test.b.name} (b) against {test.a.name} (a)"
+    what = _what(test)
     out.print(Text(f"{verdict.state}  ", STYLES[verdict.state]) + Text(f"{what}, gate {verdict.gate}", ""))
     if verdict.criteria:
         out.print(table(verdict))
@@ -40,10 +41,15 @@ def _show(verdict: Verdict, design: Design, run_id: str) -> None:
     sys.stdout.flush()
 
 
+def _what(test: ABTest) -> str:
+    titles = arm_titles.of(test)
+    return f"A/A of {test.a.name}" if test.kind == "floor" else f"{titles['b']} (b) against {titles['a']} (a)"
+
+
 def as_markdown(verdict: Verdict, design: Design) -> str:
     """The verdict in a few lines, for the description of its run; what stands in reasons stays text."""
     test = design.test
-    what = f"A/A of {test.a.name}" if test.kind == "floor" else f"{test.b.name} (b) against {test.a.name} (a)"
+    what = _what(test)
     lines = [f"**{verdict.state}** {_escaped(what)}, gate {_escaped(verdict.gate)}", ""]
     lines += [f"- {_escaped(reason)}" for reason in verdict.reasons]
     return "\n".join([*lines, "", "Pictures and numbers: the artifact `report.html`."])

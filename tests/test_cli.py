@@ -141,3 +141,22 @@ def test_letters_that_the_locale_has_not_are_shown_as_codes(tmp_path):
     assert (done.returncode, done.stderr) == (0, "") and "/paro-orchestrator/serve/" in done.stdout
     done = through_a_shell("$PY plan +variant=int5 box=cpu paths.cache=/tmp/ä", **ascii_only)
     assert_one_line(done, "set LC_ALL=C.UTF-8")
+
+
+def test_a_python_without_the_dependencies_is_told_so_and_a_defect_has_a_status_of_its_own(monkeypatch, capsys):
+    from orchestrator import cli
+
+    def lacks(_options):
+        raise ModuleNotFoundError("No module named 'hydra'", name="hydra")
+
+    monkeypatch.setitem(cli.VERBS, "doctor", lacks)
+    assert cli.main(["doctor"]) == 2
+    said = capsys.readouterr().err
+    assert f"hydra is not installed in {sys.executable}" in said and "activate" in said and len(said.splitlines()) == 1
+
+    def defect(_options):
+        raise ModuleNotFoundError("No module named 'orchestrator.gone'", name="orchestrator.gone")
+
+    monkeypatch.setitem(cli.VERBS, "doctor", defect)
+    assert cli.main(["doctor"]) == cli.DEFECT == 70
+    assert "a defect: ModuleNotFoundError" in capsys.readouterr().err

@@ -12,7 +12,7 @@ from statistics import geometric_mean
 
 import pytest
 
-from orchestrator import attempts, catalog, cli, floors, paired_report, sides
+from orchestrator import attempts, catalog, cli, floors, mlflow_store, paired_report, sides
 from orchestrator.stats.floor import Floor
 from orchestrator.tracking import Tracker
 from orchestrator.verdict import judge
@@ -154,6 +154,17 @@ def test_a_boot_that_was_at_fault_or_cut_off_is_told(tmp_path, store, ab):
     log.finish("FAILED", "the server did not come up")
     made = paired_report.of_ab(copied, catalog.find(copied, ab.run_id), attempts.recomputed(copied, ab))
     assert f"run {boot.run_id}: at fault" in made
+
+
+def test_a_boot_that_runs_is_not_called_cut_off(tmp_path, store, ab):
+    copied = tmp_path / "tracking"
+    shutil.copytree(store, copied)
+    boot = catalog.entries(store, parent=ab.run_id)[0]
+    entry = catalog.find(copied, ab.run_id)
+    for status, said in (("RUNNING", "has not ended"), ("KILLED", "was cut off; it counts for nothing")):
+        mlflow_store.connect(copied).update_run(boot.run_id, status=status)
+        made = paired_report.of_ab(copied, entry, attempts.recomputed(copied, ab))
+        assert f"run {boot.run_id}: {said}" in made
 
 
 def test_text_of_a_model_is_never_markup(html, page):
