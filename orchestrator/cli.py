@@ -55,6 +55,7 @@ verbs
             boxes of a Ray cluster
   token     who may use the API; `token add NAME scopes=read,run,promote` makes a token, `token remove NAME` ends it
   fleet     how this machine joins a Ray cluster as a box, and which have
+  knobs     the variables that a variant may set: defaults, what is allowed, what each does
   doctor    what this machine has and lacks, with the command that mends each
   cache     list what is cached; `cache prune` removes what is not used any more
 

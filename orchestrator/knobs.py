@@ -160,7 +160,7 @@ def meant(name: str) -> str:
     if name in ELSEWHERE:
         return f"it is set with {ELSEWHERE[name]}"
     near = difflib.get_close_matches(name, REGISTRY, n=1, cutoff=0.6)
-    return f"did you mean {near[0]}?" if near else "the registry is in orchestrator/knobs.py"
+    return f"did you mean {near[0]}?" if near else "`python -m orchestrator knobs` lists them"
 
 
 def _decode_rows(variant: Variant, max_num_seqs: int) -> int:

@@ -48,6 +48,7 @@ def how(directory: Path) -> str:
 
 def serve(directory: Path) -> int:
     """Start the UI, print its links, and stay until interrupted. Raises UsageError where nothing is recorded."""
+    print("starting MLflow's UI", file=sys.stderr, flush=True)
     with running(directory, free_port()) as (process, url):
         for line in links(directory, url):
             print(line, flush=True)
@@ -76,7 +77,7 @@ def running(directory: Path, port: int, log: Path | None = None) -> Iterator[tup
 
 
 def links(directory: Path, url: str) -> list[str]:
-    """The UI's address, and those of the last A/B and its report, or of the last run where there is no A/B."""
+    """The UI's address, and those of a box's runs, of the last A/B and its report; without an A/B, of the last run."""
     entries = catalog.entries(directory)
     lines = [f"MLflow UI   {url}"]
     last = next((entry for entry in entries if entry.is_ab and (entry.artifacts / "report.html").exists()), None)
@@ -86,6 +87,7 @@ def links(directory: Path, url: str) -> list[str]:
         last, what = next(own, None), "last run"
     if last is None:
         return [*lines, "stop it with Ctrl-C"]
+    lines.append(f"all runs    {url}/#/experiments/{last.experiment_id}/runs")
     state = last.tags.get("verdict", last.status)
     lines.append(f"{what:<11} {run_url(url, last)}  ({state}: {last.name})")
     if (report := last.artifacts / "report.html").exists():

@@ -160,3 +160,13 @@ def test_a_python_without_the_dependencies_is_told_so_and_a_defect_has_a_status_
     monkeypatch.setitem(cli.VERBS, "doctor", defect)
     assert cli.main(["doctor"]) == cli.DEFECT == 70
     assert "a defect: ModuleNotFoundError" in capsys.readouterr().err
+
+
+def test_the_knobs_are_listed_with_what_each_does():
+    from orchestrator.knobs import REGISTRY
+
+    done = orchestrator("knobs")
+    assert done.returncode == 0 and "+variant.knobs.NAME=VALUE" in done.stdout
+    for knob in REGISTRY.values():
+        (line,) = [line for line in done.stdout.splitlines() if line.startswith(f"{knob.name} ")]
+        assert line.split()[1] == knob.default and knob.wanted() in line and line.endswith(knob.doc)

@@ -46,13 +46,14 @@ VERBS: dict[str, Callable[[Options], int]] = {
     "token list": service.token_list,
     "token remove": service.token_remove,
     "fleet": schedule.boxes,
+    "knobs": machine.knobs,
     "doctor": machine.doctor,
     "cache": machine.cache_list,
     "cache list": machine.cache_list,
     "cache prune": machine.cache_prune,
 }
 READERS = frozenset(  # what they print is all that they do
-    {"plan", "prod", "prod history", "cache", "cache list", "list", "floor", "ledger", "ledger list"}
+    {"plan", "knobs", "prod", "prod history", "cache", "cache list", "list", "floor", "ledger", "ledger list"}
     | {"schedule", "schedule list", "schedule summary", "token", "token list"}
 )
 SECOND_WORDS = {

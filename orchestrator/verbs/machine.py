@@ -56,6 +56,17 @@ def guard(options: Options) -> int:
         time.sleep(options.watch)
 
 
+def knobs(options: Options) -> int:
+    from orchestrator.knobs import REGISTRY
+
+    names, allowed = (max(map(len, of)) for of in (REGISTRY, [knob.wanted() for knob in REGISTRY.values()]))
+    print("set one with +variant.knobs.NAME=VALUE, in an A/B with +a.knobs.NAME=VALUE or +b.knobs.NAME=VALUE\n")
+    print(f"{'name':<{names}}  default  {'allowed':<{allowed}}  what it does")
+    for knob in REGISTRY.values():
+        print(f"{knob.name:<{names}}  {knob.default:<7}  {knob.wanted():<{allowed}}  {knob.doc}")
+    return 0
+
+
 def doctor(options: Options) -> int:
     from orchestrator import config, doctor
 

@@ -93,7 +93,7 @@ def report_of(entry: catalog.Entry) -> str:
 
 
 def test_the_links_that_ui_prints_lead_to_the_ab_and_to_its_report(open_page, address, store, ab):
-    of_ab, of_report = (line.split()[2] for line in ui.links(store, address)[1:3])
+    of_ab, of_report = (line.split()[2] for line in ui.links(store, address)[2:4])
     page = open_page(of_ab)
     page.get_by_text("int4 | int5").first.wait_for()
     page.get_by_text("B is -5.0").first.wait_for()  # the description says why

@@ -46,10 +46,11 @@ def test_the_links_are_to_the_last_ab_and_its_report(store):
     entry = last_ab(store)
     lines = ui.links(store, "http://here")
     run = f"http://here/#/experiments/{entry.experiment_id}/runs/{entry.run_id}"
-    assert lines[1].split()[2] == run and "(FAIL: int4 | int5)" in lines[1]
-    assert lines[2].split()[2] == f"{run}/artifacts/report.html"
-    assert lines[3].strip() == (entry.artifacts / "report.html").as_uri()
-    assert entry.run_id in lines[4] and lines[4].endswith("compareRunsMode=CHART")
+    assert lines[1].split()[2] == f"http://here/#/experiments/{entry.experiment_id}/runs"
+    assert lines[2].split()[2] == run and "(FAIL: int4 | int5)" in lines[2]
+    assert lines[3].split()[2] == f"{run}/artifacts/report.html"
+    assert lines[4].strip() == (entry.artifacts / "report.html").as_uri()
+    assert entry.run_id in lines[5] and lines[5].endswith("compareRunsMode=CHART")
 
 
 def test_without_an_ab_the_link_is_to_the_last_run(tmp_path):
@@ -59,7 +60,7 @@ def test_without_an_ab_the_link_is_to_the_last_run(tmp_path):
     tracker.start("newer", {}, {}).finish("FINISHED")
     tracker.start("published x", {}, {"source": "published"}).finish("FINISHED")
     lines = ui.links(tmp_path, "http://here")
-    assert lines[1].startswith("last run") and "newer" in lines[1] and len(lines) == 3
+    assert lines[2].startswith("last run") and "newer" in lines[2] and len(lines) == 4
 
 
 def test_where_nothing_is_recorded_it_says_so_in_one_line(tmp_path, capsys):
