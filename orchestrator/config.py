@@ -51,6 +51,9 @@ def load(overrides: Sequence[str]) -> Experiment:
         raise UsageError(f"no variant given; add +variant=NAME, one of: {', '.join(shipped.names('variant'))}")
     if len(asked) > 1:
         raise UsageError(f"{' '.join(asked)}: more than one variant; keep one, or -m +variant=A,B runs both")
+    of_ab = [o for o in overrides if re.match(r"\+?(gate|[ab])[.=]", o)]
+    if of_ab:
+        raise UsageError(f"{of_ab[0]}: that is of an A/B, not of one run; add +variant@a=NAME +variant@b=NAME")
     _check_group_choices(overrides)
     chosen = _choose_box(overrides)
     plain_yaml.require([shipped.conf_dir()], chosen)
@@ -83,6 +86,9 @@ def load_ab(overrides: Sequence[str]) -> ABTest:
     missing = [arm for arm in ARMS if not any(o.startswith(f"+variant@{arm}=") for o in overrides)]
     if any(o.startswith("+variant=") for o in overrides):
         raise UsageError("+variant=NAME is one variant; an A/B has two: +variant@a=NAME +variant@b=NAME")
+    if of_one := [o for o in overrides if re.match(r"[~+]*variant\.", o)]:
+        rest = of_one[0].partition("variant.")[2]
+        raise UsageError(f"{of_one[0]}: an A/B has two variants; write +a.{rest} or +b.{rest}")
     if missing and not named:
         raise UsageError(
             f"no variant for arm {missing[0]}; add +variant@{missing[0]}=NAME, one of: "
@@ -125,7 +131,8 @@ def _compose(overrides: Sequence[str], primary: str = "config") -> Any:
             composed = compose(primary, list(overrides))
         return OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
     except (HydraException, OmegaConfBaseException) as error:
-        raise UsageError(_one_line(error)) from None
+        unknown = re.match(r"Could not override '([\w.-]+)'", str(error))
+        raise UsageError(_no_such_key(unknown[1], overrides, primary) if unknown else _one_line(error)) from None
     except yaml.YAMLError as error:
         raise UsageError(f"conf/: {' '.join(str(error).split())}") from None
     except UnicodeDecodeError as error:
@@ -231,6 +238,19 @@ def _check_group_choices(overrides: Sequence[str]) -> None:
             group = group.removesuffix("s") if group == "experiments" else group
             override = f"+{group}={value}" if group == "experiment" else override
             raise UsageError(f"{override}: there is no {group} {value!r}; {hint}choose from: {', '.join(known)}")
+
+
+def _no_such_key(key: str, overrides: Sequence[str], primary: str) -> str:
+    """What to write in place of a key that the configuration does not have: the nearest of its neighbours."""
+    composed: Any = _compose([o for o in overrides if o.partition("=")[0] != key], primary)
+    path, _, last = key.rpartition(".")
+    for part in path.split(".") if path else []:
+        composed = composed.get(part) if isinstance(composed, dict) else None
+    known = sorted(map(str, composed)) if isinstance(composed, dict) else []
+    if near := difflib.get_close_matches(last, known, n=1):
+        return f"{key}: there is no such key; did you mean {'.'.join(filter(None, (path, near[0])))}?"
+    there = f" ({path or 'the configuration'} has: {', '.join(known)})" if known else ""
+    return f"{key}: there is no such key{there}; one that is new, such as a flag of vLLM, is written +{key}=VALUE"
 
 
 def _one_line(error: Exception) -> str:

@@ -67,7 +67,7 @@ def judge(
     if not declared and state != "INVALID":
         state = "INCONCLUSIVE"
         found = [replace(result, state=state) for result in found]
-        between = [f"no look is declared at {blocks} blocks; the next is at {later}"]
+        between = [f"no look is declared at {blocks} block{'s' * (blocks != 1)}; the next is at {later}"]
     reasons = between + [result.sentence for result in found if result.state == state]
     if not found:
         reasons = ["criteria: there is none, so nothing was asked"]
