@@ -101,6 +101,7 @@ class Tracker:
         with mlflow_store.explained(mlflow_store.database(self.directory)):
             for key, value in owner.to_tags(owner.current()).items():
                 self._client.set_tag(run_id, key, value)
+            self._client.set_tag(run_id, "end_reason", "")  # if it had one, it is true no more
             self._client.update_run(run_id, status="RUNNING")
             return self.log(run_id)
 

@@ -48,7 +48,8 @@ def how(directory: Path) -> str:
 
 def serve(directory: Path) -> int:
     """Start the UI, print its links, and stay until interrupted. Raises UsageError where nothing is recorded."""
-    print("starting MLflow's UI", file=sys.stderr, flush=True)
+    if mlflow_store.database(directory).exists():
+        print("starting MLflow's UI", file=sys.stderr, flush=True)
     with running(directory, free_port()) as (process, url):
         for line in links(directory, url):
             print(line, flush=True)

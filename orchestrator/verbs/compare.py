@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -93,6 +94,8 @@ def verdict(options: Options) -> int:
         print(json.dumps(to_jsonable(found), indent=2))
     else:
         verdict_text.show(found, attempts.read_design(entry), entry.run_id)
+    if entry.status != "FINISHED":
+        print(f"the A/B has not ended ({entry.status}): that is what its boots say so far", file=sys.stderr)
     return EXIT[found.state]
 
 

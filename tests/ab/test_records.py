@@ -123,7 +123,13 @@ def test_verdict_recomputes_shows_and_leaves_with_the_same_status(new_world, cap
     capsys.readouterr()
     where = f"paths.tracking={world.root / 'tracking'}"
     assert cli.main(["verdict", parent(world).run_id[:12], where]) == 1
-    assert "FAIL" in capsys.readouterr().out
+    said = capsys.readouterr()
+    assert "FAIL" in said.out and "has not ended" not in said.err
+    client = mlflow_store.connect(world.root / "tracking")
+    client.update_run(parent(world).run_id, status="RUNNING")
+    assert cli.main(["verdict", parent(world).run_id, where]) == 1
+    assert "the A/B has not ended (RUNNING)" in capsys.readouterr().err
+    client.update_run(parent(world).run_id, status="FINISHED")
     assert cli.main(["verdict", "--json", parent(world).run_id, where]) == 1
     assert json.loads(capsys.readouterr().out)["state"] == "FAIL"
     boot = catalog.entries(world.root / "tracking", parent=parent(world).run_id)[0]

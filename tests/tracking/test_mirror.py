@@ -173,6 +173,10 @@ def test_what_is_logged_later_and_what_is_removed_follow(store, server):
     again.log_text("report.html", "another page")
     again.finish("KILLED", "interrupted")
     require_equal(store, server.url, run.run_id)
+    assert catalog.find(store, run.run_id).tags["end_reason"] == "interrupted"
+    tracker.resume(run.run_id)
+    assert catalog.find(store, run.run_id).tags["end_reason"] == "", "why it ended is true no more"
+    Mirror(store, server.url).push()
     tracker.remove(run.run_id)
     Mirror(store, server.url).push()
     assert copies(server.url, run.run_id) == []

@@ -100,7 +100,7 @@ def test_it_serves_this_store_on_loopback_and_ends_with_all_its_processes(store)
     }
     assert children and addresses == {"127.0.0.1"}
     process.send_signal(signal.SIGINT)
-    assert process.wait(60) == 0 and process.stderr.read() == ""
+    assert process.wait(60) == 0 and process.stderr.read() == "starting MLflow's UI\n"
     _, alive = psutil.wait_procs(children, timeout=30)
     assert alive == []
 
