@@ -236,11 +236,13 @@ def _plan_differences(shown: Sequence[Side]) -> Table | None:
     plans = [plan_text.fields(side.first.plan) if side.first.plan else None for side in shown]
     if len(plans) < 2 or None in plans:
         return None
+    caches = [plan.get("cache_dir", "") for plan in plans]
     names = list(dict.fromkeys(name for plan in plans for name in plan))
+    values = {name: [plan.get(name) for plan in plans] for name in names}
     rows = [
-        (name, *(plan.get(name, "not there") for plan in plans))
-        for name in names
-        if len({plan.get(name) for plan in plans}) > 1
+        (name, *("not there" if value is None else value for value in of))
+        for name, of in values.items()
+        if len(set(of)) > 1 and not (all(caches) and plan_text.follows(of, caches))
     ]
     heads = ("Field", *(side.title for side in shown))
     return Table("Where the servers differ: environment, arguments, checkpoint", heads, tuple(rows), texts=True)

@@ -51,11 +51,23 @@ def differences_as_text(a: ServePlan, b: ServePlan, names: Sequence[str]) -> str
     if not found:
         return f"{names[0]} and {names[1]} are the same server"
     width = max(map(len, names))
-    lines = [f"{names[0]} and {names[1]} differ in {len(found)} fields"]
-    for field, values in found.items():
+    shown = {field: values for field, values in found.items() if not follows(values, (a.cache_dir, b.cache_dir))}
+    lines = [f"{names[0]} and {names[1]} differ in {len(shown)} fields"]
+    for field, values in shown.items():
         lines += ["", field]
         lines += [f"  {name:<{width}}  {'-' if v is None else v}" for name, v in zip(names, values, strict=True)]
+    if len(shown) < len(found):
+        lines += [
+            "",
+            f"and, as each has a compile cache of its own, in {', '.join(field for field in found if field not in shown)}",
+        ]
     return "\n".join(lines)
+
+
+def follows(values: Sequence[str | None], caches: Sequence[str]) -> bool:
+    """Whether the values of a field are one, but for each plan's own compile cache in it: it says nothing new."""
+    found = {None if v is None else v.replace(cache, "") for v, cache in zip(values, caches, strict=True)}
+    return len(found) == 1 and None not in found
 
 
 def differences_as_json(a: ServePlan, b: ServePlan, names: Sequence[str]) -> str:

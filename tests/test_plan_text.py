@@ -64,6 +64,18 @@ def test_two_variants_differ_in_knobs_flags_mounts_checkpoint_and_fingerprints(p
     assert {"fingerprint", "cache_dir"} <= found.keys() and "argv --kv-cache-dtype" not in found
 
 
+def test_what_follows_from_each_plans_own_compile_cache_is_named_and_not_shown(plan_of):
+    a, b = plan_of("+variant=int5_i8_pg", "box=cpu"), plan_of("+variant=int5_i8_pg_zpe", "box=cpu")
+    text = plan_text.differences_as_text(a, b, ("one", "two"))
+    assert "one and two differ in 3 fields" in text and "\nenv RADIANCE_PQ_ZPE\n  one  0\n  two  1\n" in text
+    assert a.cache_dir not in text and b.cache_dir not in text
+    last = text.splitlines()[-1]
+    assert "cache_dir" in last and "env TRITON_CACHE_DIR" in last and "PQ_ZPE" not in last
+    assert not plan_text.follows(["/c1/x", None], ["/c1", "/c2"]) and not plan_text.follows(
+        ["/c1", "/c1"], ["/c1", "/c2"]
+    )
+
+
 def test_a_field_that_one_plan_lacks_is_shown_as_missing(plan_of):
     a, b = plan_of("+variant=int4", "box=r9700x2"), plan_of("+variant=int4", *R9700X2)
     assert plan_text.differences(a, b)["argv --speculative-config"][0] is None
