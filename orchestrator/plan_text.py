@@ -57,10 +57,8 @@ def differences_as_text(a: ServePlan, b: ServePlan, names: Sequence[str]) -> str
         lines += ["", field]
         lines += [f"  {name:<{width}}  {'-' if v is None else v}" for name, v in zip(names, values, strict=True)]
     if len(shown) < len(found):
-        lines += [
-            "",
-            f"and, as each has a compile cache of its own, in {', '.join(field for field in found if field not in shown)}",
-        ]
+        rest = ", ".join(field for field in found if field not in shown)
+        lines += ["", f"and, as each has a compile cache of its own, in {rest}"]
     return "\n".join(lines)
 
 
