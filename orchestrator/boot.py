@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -88,6 +89,8 @@ def serving(plan: ServePlan, engine: Engine, purpose: str, state: Path) -> Itera
         finally:
             interrupted.held = True  # a second Ctrl-C must not leave the server running
             if server is not None:
+                if interrupted.noted:
+                    print(f"stopping the server, at most {engine.stop_grace_s:g} s", file=sys.stderr, flush=True)
                 server.stop(engine.stop_grace_s)
                 _mask_log(directory / engines.LOG_NAME, secrets)
                 journal.close_boot(directory)
