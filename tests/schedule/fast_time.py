@@ -90,7 +90,8 @@ class TimeServer:
                     self._lock.notify_all()
                 case "expect":
                     self._working[about] = None
-                    self._joined.pop(about, None)
+                    if self._joined.get(about) is not connection:  # of one before it, which may be about to leave
+                        self._joined.pop(about, None)
                     self._lock.notify_all()
                 case "rouse" if about in self._working:
                     self._roused.add(about)

@@ -103,6 +103,7 @@ def test_an_ab_whose_box_is_lost_goes_on_from_its_records_on_a_box_of_the_same_s
             print(name, queue.get(number))
         server.kill()
         time.close()
+    assert not thread.is_alive(), "the loop ends when it is told to"
     jobs = {name: queue.get(number) for name, number in ids.items()}
     assert healthy == dict.fromkeys(NAMES, True)
     assert {name: (job.state, job.verdict) for name, job in jobs.items()} == {
