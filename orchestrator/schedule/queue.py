@@ -8,19 +8,18 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from orchestrator import owner
+from orchestrator import owner, sqlite_file
 from orchestrator.errors import UsageError
 from orchestrator.schedule.job import MAY_BECOME, OPEN, STATES, Event, Job
 
 FILE = "queue.sqlite"
 VERSION = 1
-LOCK_WAIT_S = 20.0
 MAX_OPEN = 10_000
 LONGEST_PAGE = 1_000  # of jobs
 EVENTS_PER_PAGE = 100_000
@@ -56,10 +55,6 @@ class NotPossible(UsageError):
 
 class QueueFull(UsageError):
     """MAX_OPEN jobs wait already."""
-
-
-class Unusable(UsageError):
-    """The file cannot be read or written: it is damaged, locked for too long, or the disk is full."""
 
 
 def now_utc() -> str:
@@ -282,34 +277,12 @@ class Queue:
         row = (self._clock(), job_id, kind, json.dumps(data))
         return database.execute("INSERT INTO events (at_utc, job_id, kind, data) VALUES (?, ?, ?, ?)", row).lastrowid
 
-    @contextmanager
-    def _reading(self) -> Iterator[sqlite3.Connection]:
-        with self._connected() as database:
-            yield database
+    def _reading(self) -> AbstractContextManager[sqlite3.Connection]:
+        return sqlite_file.reading(self.path, "the queue")
 
-    @contextmanager
-    def _writing(self) -> Iterator[sqlite3.Connection]:
-        """The block's statements are kept all or none. An event's number is of the order in which they are kept."""
-        with self._connected() as database:
-            database.execute("BEGIN IMMEDIATE")
-            try:
-                yield database
-            except BaseException:
-                database.execute("ROLLBACK")
-                raise
-            database.execute("COMMIT")
-
-    @contextmanager
-    def _connected(self) -> Iterator[sqlite3.Connection]:
-        try:
-            with closing(sqlite3.connect(self.path, timeout=LOCK_WAIT_S, isolation_level=None)) as database:
-                database.execute("PRAGMA journal_mode = WAL")
-                database.execute("PRAGMA synchronous = FULL")
-                yield database
-        except sqlite3.DatabaseError as error:
-            if isinstance(error, sqlite3.IntegrityError):
-                raise
-            raise Unusable(f"{self.path}: the queue cannot be used ({error}); free the disk, or restore it") from None
+    def _writing(self) -> AbstractContextManager[sqlite3.Connection]:
+        """An event's number is of the order in which they are kept."""
+        return sqlite_file.writing(self.path, "the queue")
 
 
 _SELECT = f"SELECT {', '.join(_COLUMNS)} FROM jobs"

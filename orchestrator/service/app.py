@@ -13,13 +13,14 @@ from starlette.responses import Response
 
 from orchestrator import __version__
 from orchestrator.errors import OrchestratorError, UsageError
-from orchestrator.schedule.queue import KeyReused, NoSuchJob, NotPossible, QueueFull, Unusable
+from orchestrator.schedule.queue import KeyReused, NoSuchJob, NotPossible, QueueFull
 from orchestrator.service import shown
 from orchestrator.service.context import Service
 from orchestrator.service.feed import Feed
 from orchestrator.service.gatekeeper import Gatekeeper
 from orchestrator.service.moves import NoSuchMove
 from orchestrator.service.routes import REFUSALS, about, jobs, prod, verdicts
+from orchestrator.sqlite_file import Unusable
 
 STATUS = {NoSuchJob: 404, NoSuchMove: 404, KeyReused: 409, NotPossible: 409, QueueFull: 503, Unusable: 503}
 

@@ -13,19 +13,18 @@ import socket
 import sqlite3
 import sys
 import threading
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from subprocess import DEVNULL, Popen
 from typing import Literal
 
-from orchestrator import owner
+from orchestrator import owner, sqlite_file
 from orchestrator.errors import UsageError
-from orchestrator.schedule.queue import KeyReused, Queue, QueueFull, Unusable, now_utc
+from orchestrator.schedule.queue import KeyReused, Queue, QueueFull, now_utc
 
 FILE = "moves.sqlite"
-LOCK_WAIT_S = 20.0
 MAX_WAITING = 100
 LONGEST_REASON = 500
 LONGEST_S = 6 * 3600.0
@@ -133,22 +132,9 @@ class Moves:
             rows = database.execute("SELECT id, holder FROM moves WHERE state = 'running'").fetchall()
         return [number for number, holder in rows if not owner.from_mapping(json.loads(holder)).alive()]
 
-    @contextmanager
-    def _open(self) -> Iterator[sqlite3.Connection]:
+    def _open(self) -> AbstractContextManager[sqlite3.Connection]:
         """One transaction on a connection of its own."""
-        try:
-            with closing(sqlite3.connect(self.path, timeout=LOCK_WAIT_S, isolation_level=None)) as database:
-                database.execute("PRAGMA journal_mode = WAL")
-                database.execute("PRAGMA synchronous = FULL")
-                database.execute("BEGIN IMMEDIATE")
-                try:
-                    yield database
-                except BaseException:
-                    database.execute("ROLLBACK")
-                    raise
-                database.execute("COMMIT")
-        except sqlite3.DatabaseError as error:
-            raise Unusable(f"{self.path}: it cannot be used ({error}); free the disk, or restore it") from None
+        return sqlite_file.writing(self.path, "the moves")
 
 
 def command(move: Move, places: Sequence[str]) -> list[str]:

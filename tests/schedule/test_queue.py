@@ -211,7 +211,7 @@ def test_a_thousand_jobs_are_one_page_in_a_few_milliseconds(queue):
 
 def test_a_file_of_another_version_is_refused(tmp_path):
     queue = Queue(tmp_path)
-    with queue._connected() as database:
+    with queue._reading() as database:
         database.execute("PRAGMA user_version = 99")
     with pytest.raises(Exception, match="version 99 of a queue"):
         Queue(tmp_path)
