@@ -20,9 +20,10 @@ from pathlib import Path
 
 import psutil
 
-from orchestrator import catalog, ui
+from orchestrator import ui
+from orchestrator.recorded import catalog
+from orchestrator.recorded.tracking import Tracker
 from orchestrator.records import Measurement
-from orchestrator.tracking import Tracker
 
 REPEATS, LIMIT_S = 5, 2.0
 PLACES = (0, 512, 8192, 32768)

@@ -17,8 +17,8 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from orchestrator import catalog
 from orchestrator.labels import BENCHES
+from orchestrator.recorded import catalog
 
 TIMEOUT_S = 3600
 CORPORA = ("prose", "code")

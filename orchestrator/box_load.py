@@ -17,8 +17,8 @@ from pathlib import Path
 import psutil
 
 from orchestrator import devices
-from orchestrator.catalog import SYSTEM
 from orchestrator.errors import OrchestratorError
+from orchestrator.recorded.catalog import SYSTEM
 
 INTERVAL_S = 10.0  # MLflow's own
 STOP_S = 5.0

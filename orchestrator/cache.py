@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
-from orchestrator import compile_cache, lease, owner, promotions, slot
+from orchestrator import compile_cache, lease, owner, slot
 from orchestrator.errors import OrchestratorError, UsageError
 from orchestrator.plan import ServePlan
+from orchestrator.promoting import promotions
 
 Kind = Literal["model", "compile", "reference", "plugin", "boot log", "unfinished"]
 DAY_S = 86400

@@ -19,10 +19,10 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from orchestrator import gate as gate_of
 from orchestrator import plain_yaml, shipped
 from orchestrator.detection import detect_box, raw_box
 from orchestrator.errors import UsageError
+from orchestrator.judging import gate as gate_of
 from orchestrator.ranges import check_bits, in_range
 from orchestrator.records import from_jsonable
 from orchestrator.schema import ABTest, Experiment, Machine, Paths, Variant

@@ -234,7 +234,7 @@ def _require_usable(boot: Boot) -> None:
 
 def conclude(session: Session) -> tuple[dict[str, Any], str]:
     """Judge, record and end the run; returns its record, and what `report.verdict` says of it."""
-    from orchestrator import report
+    from orchestrator.pages import report
 
     boot = session.boots[-1]
     if boot.status == "ok":

@@ -11,26 +11,13 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from orchestrator import (
-    candidate,
-    devices,
-    engines,
-    inputs,
-    journal,
-    lease,
-    owner,
-    prod_server,
-    promote,
-    promoted,
-    promotion,
-    promotions,
-    slot,
-)
+from orchestrator import devices, engines, inputs, journal, lease, owner, prod_server, slot
 from orchestrator.boot import check_port
 from orchestrator.errors import OrchestratorError, UsageError
 from orchestrator.inputs import Inputs
 from orchestrator.plan import ServePlan
 from orchestrator.progress import Progress
+from orchestrator.promoting import candidate, promote, promoted, promotion, promotions
 from orchestrator.schema import Experiment
 from orchestrator.slot import Slot
 

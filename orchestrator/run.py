@@ -9,11 +9,12 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
-from orchestrator import config, console, identity, measured_boot, prod
+from orchestrator import config, console, measured_boot, prod
 from orchestrator.errors import OrchestratorError
 from orchestrator.inputs import Inputs, gather, require_present
 from orchestrator.measured_boot import Session
 from orchestrator.progress import Progress
+from orchestrator.recorded import identity
 from orchestrator.records import to_jsonable
 from orchestrator.schema import Experiment
 
@@ -56,7 +57,7 @@ def _run(inputs: Inputs, overrides: Sequence[str], quiet: bool) -> int:
     progress = Progress(quiet=quiet)
     expected_s = measured_boot.expected_s(inputs)
     with measured_boot.on_the_box(inputs, plan.variant, overrides, progress, expected_s), ExitStack() as prod_down:
-        from orchestrator.tracking import Tracker
+        from orchestrator.recorded.tracking import Tracker
 
         prod.require_port(plan, inputs.state)
         tracker = Tracker(
@@ -90,7 +91,8 @@ def prepare_only(experiment: Experiment, overrides: Sequence[str], quiet: bool =
 
 def _show(record: dict[str, Any], tracker: Any) -> None:
     """Print the result. A reader that left, as in `| true`, changes nothing about the run."""
-    from orchestrator import table, ui
+    from orchestrator import ui
+    from orchestrator.recorded import table
 
     with console.to_a_reader_that_may_leave():
         table.show(record)

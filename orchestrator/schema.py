@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from orchestrator.gate import Gate
+from orchestrator.judging.gate import Gate
 
 Scalar = str | int | float | bool
 

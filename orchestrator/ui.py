@@ -15,9 +15,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from urllib.parse import quote
 
-from orchestrator import catalog, mlflow_store
-from orchestrator.catalog import Entry
 from orchestrator.errors import OrchestratorError, UsageError
+from orchestrator.recorded import catalog, mlflow_store
+from orchestrator.recorded.catalog import Entry
 
 HOST, FIRST_PORT, PORTS = "127.0.0.1", 5000, 20
 READY_S, STOP_S = 300, 10

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import compile_cache, config, detection, identity, journal, mlflow_store, owner, shipped
+from orchestrator import compile_cache, config, detection, journal, owner, shipped
 from orchestrator.errors import UsageError
+from orchestrator.recorded import identity, mlflow_store
 from orchestrator.records import from_jsonable
 from orchestrator.schema import Detect, Engine
 

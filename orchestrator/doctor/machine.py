@@ -68,7 +68,7 @@ def _port(machine: Machine, state: Path) -> Check:
 
 
 def _clock() -> Iterator[Check]:
-    built = max(path.stat().st_mtime for path in Path(orchestrator.__file__).parent.glob("*.py"))
+    built = max(path.stat().st_mtime for path in Path(orchestrator.__file__).parent.rglob("*.py"))
     now = time.time()
     found = time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(now))
     ok = now >= built - 1

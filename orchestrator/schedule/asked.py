@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from orchestrator import config, owner
-from orchestrator.design import BOOTS_PER_BLOCK
+from orchestrator.abtest.design import BOOTS_PER_BLOCK
 from orchestrator.errors import UsageError
 from orchestrator.schedule import policy
 from orchestrator.schedule.job import Job
@@ -71,7 +71,7 @@ def require_comparable(asked: Job) -> None:
 
     As far as this machine can tell: one that lacks what a plan is made of leaves it to the box.
     """
-    from orchestrator import ab_run
+    from orchestrator.abtest import ab_run
 
     test = config.load_ab(asked.overrides)
     if test.sweep:
@@ -86,7 +86,7 @@ def with_duration(asked: Job) -> tuple[Job, str]:
 
 
 def _timed(asked: Job, test: ABTest) -> tuple[Job, str]:
-    from orchestrator import hours, sweep
+    from orchestrator.abtest import hours, sweep
 
     if test.sweep:
         sweep.pair(test, *test.sweep.values[:2])  # raises for a key that the variant has not

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from orchestrator import __version__, page
+from orchestrator import __version__
 from orchestrator.errors import UsageError
+from orchestrator.pages import page
 from orchestrator.records import from_jsonable, to_jsonable, write_bytes, write_json
 from orchestrator.schedule.job import Job
 from orchestrator.schedule.nights import Passed

@@ -21,8 +21,8 @@ from orchestrator.records import from_jsonable, to_jsonable, write_json
 from orchestrator.schedule.clock import Clock
 
 if TYPE_CHECKING:
-    from orchestrator.catalog import Entry
-    from orchestrator.design import Design, Slot
+    from orchestrator.abtest.design import Design, Slot
+    from orchestrator.recorded.catalog import Entry
     from orchestrator.schema import ABTest
 
 JOB_TAG = "job"  # on the A/B's run: which job of which queue it is
@@ -93,7 +93,7 @@ class Own:
     def work(self) -> int:
         """Start the A/B, or go on with it; returns the exit status, and leaves the outcome in a file."""
         from orchestrator import lease
-        from orchestrator.shift import Paused
+        from orchestrator.abtest.shift import Paused
 
         try:
             test = config.load_ab(self.order.overrides)
@@ -120,8 +120,8 @@ class Own:
         return self._leave(Outcome(state, reason, entry.run_id), code)
 
     def _conduct(self, test: ABTest) -> int:
-        from orchestrator import ab_run, sweep
-        from orchestrator.shift import Shift
+        from orchestrator.abtest import ab_run, sweep
+        from orchestrator.abtest.shift import Shift
 
         shift = Shift({JOB_TAG: self.order.job}, self._before_boot)
         begun = run_of(Path(test.paths.tracking), self.order, test.paths.tracking_server)
@@ -137,7 +137,7 @@ class Own:
         return code
 
     def _before_boot(self, design: Design, slots: Sequence[Slot]) -> None:
-        from orchestrator.shift import Paused
+        from orchestrator.abtest.shift import Paused
 
         following, boot_s = slots[0], 3600 * design.hours.mean
         expected_s = 3600 * design.hours.of([following])
@@ -167,7 +167,7 @@ class Own:
 
 def run_here(tracking: Path, job: str) -> Entry | None:
     """The run of the job in the local store, the sweep's rather than its A/Bs'; None where there is none."""
-    from orchestrator import catalog
+    from orchestrator.recorded import catalog
 
     found = [entry for entry in catalog.entries(tracking) if entry.tags.get(JOB_TAG) == job and not entry.parent]
     return found[0] if found else None
@@ -179,8 +179,8 @@ def run_of(tracking: Path, order: Order, server: str | None) -> Entry | None:
     None where it has none yet, or was ended before its first boot was planned. Raises UsageError where its records are
     out of reach.
     """
-    from orchestrator.attempts import DESIGN
-    from orchestrator.sweep import RECORD
+    from orchestrator.abtest.attempts import DESIGN
+    from orchestrator.abtest.sweep import RECORD
 
     if order.moved:
         if not server:
@@ -188,7 +188,7 @@ def run_of(tracking: Path, order: Order, server: str | None) -> Entry | None:
                 "it began on another machine, and its records are only there; set paths.tracking_server, so that they "
                 "can be had, or add the A/B again"
             )
-        from orchestrator import retrieve
+        from orchestrator.abtest import retrieve
 
         retrieve.fetch(tracking, server, JOB_TAG, order.job)
     entry = run_here(tracking, order.job)

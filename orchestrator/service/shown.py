@@ -9,7 +9,9 @@ from typing import Any, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, create_model
 
-from orchestrator import catalog, promotions, slot
+from orchestrator import slot
+from orchestrator.promoting import promotions
+from orchestrator.recorded import catalog
 from orchestrator.schedule.job import Event, Job
 from orchestrator.service.moves import Move
 
@@ -45,7 +47,7 @@ class AbShown(BaseModel):
 
 
 class VerdictShown(BaseModel):
-    """`verdict` is the record of orchestrator/verdict.py; a number that is not finite is null."""
+    """`verdict` is the record of orchestrator/judging/verdict.py; a number that is not finite is null."""
 
     model_config = ConfigDict(extra="forbid")
     run: AbShown

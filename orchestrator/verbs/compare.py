@@ -11,7 +11,7 @@ from orchestrator.errors import OrchestratorError, UsageError
 from orchestrator.verbs.options import Options
 
 if TYPE_CHECKING:
-    from orchestrator.catalog import Entry
+    from orchestrator.recorded.catalog import Entry
     from orchestrator.schema import ABTest, Paths
 
 
@@ -35,7 +35,8 @@ def ab(options: Options) -> int:
 
 
 def _ab(options: Options) -> int:
-    from orchestrator import ab_run, config, sweep
+    from orchestrator import config
+    from orchestrator.abtest import ab_run, sweep
 
     test = config.load_ab(options.overrides)
     if options.power:
@@ -44,7 +45,8 @@ def _ab(options: Options) -> int:
 
 
 def _resume(options: Options) -> int:
-    from orchestrator import ab_run, catalog, sweep
+    from orchestrator.abtest import ab_run, sweep
+    from orchestrator.recorded import catalog
 
     places = [word for word in options.overrides if word.startswith(("paths.", "box="))]
     paths = _paths(places)
@@ -62,7 +64,8 @@ def _resume(options: Options) -> int:
 
 
 def _power(test: ABTest) -> int:
-    from orchestrator import ab_run, console, power_text, sweep
+    from orchestrator import console
+    from orchestrator.abtest import ab_run, power_text, sweep
 
     if test.sweep:
         print(f"a sweep: for each of its {len(test.sweep.values) - 1} A/Bs, which share alpha")
@@ -77,8 +80,10 @@ def _power(test: ABTest) -> int:
 
 
 def verdict(options: Options) -> int:
-    from orchestrator import attempts, catalog, verdict_text
-    from orchestrator.ab import EXIT
+    from orchestrator.abtest import attempts
+    from orchestrator.abtest.ab import EXIT
+    from orchestrator.judging import verdict_text
+    from orchestrator.recorded import catalog
 
     (run_id,), paths = _ids(options, "verdict takes one run, as in `verdict RUN_ID`", 1, 1)
     directory = Path(paths.tracking)
@@ -100,13 +105,16 @@ def verdict(options: Options) -> int:
 
 
 def _children(directory: Path, run_id: str) -> list[str]:
-    from orchestrator import catalog
+    from orchestrator.recorded import catalog
 
     return [entry.run_id for entry in catalog.entries(directory, parent=run_id)]
 
 
 def compare(options: Options) -> int:
-    from orchestrator import catalog, config, console, floors, paired_report, side_by_side, sides
+    from orchestrator import config, console
+    from orchestrator.judging import floors
+    from orchestrator.pages import paired_report
+    from orchestrator.recorded import catalog, side_by_side, sides
 
     usage = "compare takes two runs or more, as in `compare RUN_ID RUN_ID`, or one A/B"
     ids, paths = _ids(options, usage, 1, None)
@@ -134,7 +142,9 @@ def compare(options: Options) -> int:
 
 def _compare_ab(directory: Path, entry: Entry, usage: str) -> int:
     """The arms of an A/B side by side: its report once more, from its records alone."""
-    from orchestrator import attempts, paired_report, verdict_text
+    from orchestrator.abtest import attempts
+    from orchestrator.judging import verdict_text
+    from orchestrator.pages import paired_report
 
     if not entry.is_ab or entry.tags.get("kind") == "sweep":
         raise UsageError(f"{usage}; run {entry.run_id} is neither")
@@ -146,7 +156,7 @@ def _compare_ab(directory: Path, entry: Entry, usage: str) -> int:
 
 
 def _write_report(directory: Path, run_ids: list[str], html: str) -> Path:
-    from orchestrator import mlflow_store
+    from orchestrator.recorded import mlflow_store
     from orchestrator.records import write_bytes
 
     path = (directory / "reports" / f"compare-{'-'.join(run_id[:8] for run_id in run_ids[:4])}.html").resolve()
@@ -156,7 +166,8 @@ def _write_report(directory: Path, run_ids: list[str], html: str) -> Path:
 
 
 def list_runs(options: Options) -> int:
-    from orchestrator import catalog, console, listing
+    from orchestrator import console
+    from orchestrator.recorded import catalog, listing
 
     _, paths = _ids(options, "list takes no run; `list --all` shows the boots of A/Bs and published results too", 0, 0)
     entries = catalog.entries(Path(paths.tracking))
@@ -175,7 +186,9 @@ def list_runs(options: Options) -> int:
 def floor(options: Options) -> int:
     from datetime import UTC, datetime
 
-    from orchestrator import config, console, floors, listing
+    from orchestrator import config, console
+    from orchestrator.judging import floors
+    from orchestrator.recorded import listing
 
     _, paths = _ids(options, "floor takes no run", 0, 0)
     state = config.state_dir(paths)
@@ -187,7 +200,8 @@ def floor(options: Options) -> int:
 
 
 def ledger_list(options: Options) -> int:
-    from orchestrator import ledger, shipped
+    from orchestrator import shipped
+    from orchestrator.recorded import ledger
 
     sources = ledger.read(shipped.experiments_dir() / "ledger")
     for source in sources:
@@ -197,8 +211,9 @@ def ledger_list(options: Options) -> int:
 
 
 def ledger_import(options: Options) -> int:
-    from orchestrator import ledger, shipped
-    from orchestrator.tracking import Tracker
+    from orchestrator import shipped
+    from orchestrator.recorded import ledger
+    from orchestrator.recorded.tracking import Tracker
 
     _, paths = _ids(options, "ledger import takes no run", 0, 0)
     sources = ledger.read(shipped.experiments_dir() / "ledger")

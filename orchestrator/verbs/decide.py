@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING
 from orchestrator.verbs.options import Options
 
 if TYPE_CHECKING:
-    from orchestrator.cases import Case
-    from orchestrator.verdict import Verdict
+    from orchestrator.judging.cases import Case
+    from orchestrator.judging.verdict import Verdict
 
 PIPED_WIDTH = 160
 
 
 def cases(options: Options) -> int:
     """Judge every case of the file and print what came out; 0 where all agree, else 1."""
-    from orchestrator.case_boots import decide
-    from orchestrator.cases import read
     from orchestrator.errors import UsageError
+    from orchestrator.judging.case_boots import decide
+    from orchestrator.judging.cases import read
 
     if len(options.overrides) != 1:
         raise UsageError("cases takes one file, as in `python -m orchestrator cases decisions.yaml`")

@@ -19,7 +19,7 @@ def ui(options: Options) -> int:
 
 
 def sync(options: Options) -> int:
-    from orchestrator.mirror import Mirror
+    from orchestrator.recorded.mirror import Mirror
 
     paths = _paths(options, "sync takes no run")
     if paths.tracking_server is None:

@@ -13,8 +13,10 @@ if TYPE_CHECKING:
 
 
 def promote(options: Options) -> int:
-    from orchestrator import candidate, catalog, config, promote
+    from orchestrator import config
     from orchestrator.progress import Progress
+    from orchestrator.promoting import candidate, promote
+    from orchestrator.recorded import catalog
 
     ids, overrides = _words(options)
     if len(ids) != 1:
@@ -36,8 +38,9 @@ def promote(options: Options) -> int:
 
 
 def rollback(options: Options) -> int:
-    from orchestrator import candidate, config, promote, promotions
+    from orchestrator import config
     from orchestrator.progress import Progress
+    from orchestrator.promoting import candidate, promote, promotions
 
     ids, overrides = _words(options)
     if ids:
@@ -58,8 +61,9 @@ def rollback(options: Options) -> int:
 
 
 def _conduct(kind, found, current, machine: Machine, options: Options) -> None:
-    from orchestrator import config, prod_server, promote, slot, units
+    from orchestrator import config, prod_server, slot, units
     from orchestrator.progress import Progress
+    from orchestrator.promoting import promote
 
     state, cache = config.state_dir(machine.paths), config.cache_dir(machine.paths)
     tracking = str(Path(machine.paths.tracking).resolve())
@@ -75,7 +79,8 @@ def _conduct(kind, found, current, machine: Machine, options: Options) -> None:
 
 
 def history(options: Options) -> int:
-    from orchestrator import config, console, promoted, promotions
+    from orchestrator import config, console
+    from orchestrator.promoting import promoted, promotions
 
     state = config.state_dir(config.load_machine(options.overrides).paths)
     if not promotions.boxes(state):
@@ -88,7 +93,8 @@ def history(options: Options) -> int:
 
 
 def sync(options: Options) -> int:
-    from orchestrator import config, promotion_runs, promotions
+    from orchestrator import config
+    from orchestrator.promoting import promotion_runs, promotions
 
     paths = config.load_machine(options.overrides).paths
     state, lost = config.state_dir(paths), []

@@ -36,7 +36,8 @@ def _plan_ab(options: Options) -> int:
     import json
     from datetime import UTC, datetime
 
-    from orchestrator import ab_run, config, design_text, plan_text, sweep
+    from orchestrator import config, plan_text
+    from orchestrator.abtest import ab_run, design_text, sweep
     from orchestrator.records import to_jsonable
 
     test = config.load_ab(options.overrides)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import mlflow_store
+from orchestrator.recorded import mlflow_store
 from tests.ab.simulated import World
 from tests.boot.test_boot import free_port
 

@@ -18,8 +18,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from orchestrator import ab_run, catalog, mlflow_store
-from orchestrator.attempts import DESIGN
+from orchestrator.abtest import ab_run
+from orchestrator.abtest.attempts import DESIGN
+from orchestrator.recorded import catalog, mlflow_store
 from tests.ab.simulated import GATE, World
 from tests.boot.test_boot import free_port
 

@@ -12,14 +12,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from orchestrator import ab_run, config, identity, measured_boot
-from orchestrator.design import Arm, Slot
+from orchestrator import config, measured_boot
+from orchestrator.abtest import ab_run
+from orchestrator.abtest.design import Arm, Slot
 from orchestrator.errors import BootError, InvalidMeasurement
-from orchestrator.gate import Criterion, Gate
 from orchestrator.inputs import Inputs
+from orchestrator.judging.gate import Criterion, Gate
 from orchestrator.plan import ServePlan
 from orchestrator.plugin_build import PluginBuild
 from orchestrator.progress import Progress
+from orchestrator.recorded import identity
 from orchestrator.records import Boot, Measurement, to_jsonable
 from orchestrator.schema import ABTest, Experiment, Suite
 from orchestrator.stack import Stack

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator import arm_titles, config, knobs
+from orchestrator import config, knobs
+from orchestrator.abtest import arm_titles
 
 
 def titles(*words: str) -> dict[str, str]:

@@ -7,9 +7,11 @@ from datetime import UTC, datetime
 
 import pytest
 
-from orchestrator import ab_run, design, design_text, gate, shipped
+from orchestrator import shipped
+from orchestrator.abtest import ab_run, design, design_text
 from orchestrator.errors import UsageError
-from orchestrator.gate import Criterion, Gate
+from orchestrator.judging import gate
+from orchestrator.judging.gate import Criterion, Gate
 from orchestrator.schema import Suite
 from orchestrator.stats.floor import Floor
 from tests.ab.simulated import GATE, METRIC

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import ab_run, checkpoint, cli, config, inputs, plan_text, plugin_build, shipped, stack, sweep
-from orchestrator.design import ARMS
+from orchestrator import checkpoint, cli, config, inputs, plan_text, plugin_build, shipped, stack
+from orchestrator.abtest import ab_run, sweep
+from orchestrator.abtest.design import ARMS
 from orchestrator.errors import UsageError
 from orchestrator.places import Resolved
 from orchestrator.plugin_build import PluginBuild

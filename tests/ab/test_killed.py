@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import attempts, catalog
-from orchestrator.attempts import VERDICT
+from orchestrator.abtest import attempts
+from orchestrator.abtest.attempts import VERDICT
+from orchestrator.recorded import catalog
 
 SCRIPT = Path(__file__).with_name("kill_often.py")
 

@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from orchestrator import catalog, ledger, shipped
+from orchestrator import shipped
 from orchestrator.errors import UsageError
-from orchestrator.tracking import Tracker
+from orchestrator.recorded import catalog, ledger
+from orchestrator.recorded.tracking import Tracker
 
 
 @pytest.fixture(scope="module")

@@ -8,9 +8,11 @@ from dataclasses import replace
 
 import pytest
 
-from orchestrator import ab_run, attempts, catalog, config, measured_boot
+from orchestrator import config, measured_boot
+from orchestrator.abtest import ab_run, attempts
 from orchestrator.errors import UsageError
-from orchestrator.gate import Criterion, Gate
+from orchestrator.judging.gate import Criterion, Gate
+from orchestrator.recorded import catalog
 from orchestrator.schema import ABTest
 from tests.run.test_run import NUMBER, SUITE, Site
 

@@ -7,9 +7,10 @@ import math
 import pytest
 from scipy import stats
 
-from orchestrator import ab_run, design, floors, power_text
+from orchestrator.abtest import ab_run, design, power_text
 from orchestrator.errors import UsageError
-from orchestrator.gate import Criterion
+from orchestrator.judging import floors
+from orchestrator.judging.gate import Criterion
 from orchestrator.schema import Sweep
 from orchestrator.stats.floor import Floor
 from orchestrator.verbs import compare

@@ -9,11 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import ab_run, attempts, catalog, floors, lease
-from orchestrator.attempts import VERDICT
+from orchestrator import lease
+from orchestrator.abtest import ab_run, attempts
+from orchestrator.abtest.attempts import VERDICT
 from orchestrator.errors import InvalidMeasurement, UsageError
+from orchestrator.judging import floors
+from orchestrator.judging.verdict import Verdict
+from orchestrator.recorded import catalog
 from orchestrator.records import from_jsonable
-from orchestrator.verdict import Verdict
 from tests.ab.simulated import FLOOR_GATE, GATE, GUARD, METRIC, Simulated, World
 from tests.boot.test_boot import free_port
 
@@ -56,7 +59,7 @@ def test_a_page_that_cannot_be_drawn_is_said_and_costs_no_verdict(new_world, mon
     def broken(*_):
         raise ValueError("no picture")
 
-    monkeypatch.setattr("orchestrator.paired_report.of_ab", broken)
+    monkeypatch.setattr("orchestrator.pages.paired_report.of_ab", broken)
     world = new_world(b_better=0.05)
     assert ab_run.start(world.test(port=world.port), ["box=cpu"]) == 0
     assert parent(world).status == "FINISHED" and recorded(world).state == "PASS"

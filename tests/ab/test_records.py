@@ -11,10 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import ab_run, cli, hours, mlflow_store
+from orchestrator import cli
+from orchestrator.abtest import ab_run, hours
 from orchestrator.errors import UsageError
+from orchestrator.recorded import mlflow_store
+from orchestrator.recorded.tracking import Tracker
 from orchestrator.records import Measurement
-from orchestrator.tracking import Tracker
 from tests.ab.test_process import catalog, parent, recorded, start
 
 ROOT = Path(__file__).parents[2]

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import ab_run, attempts, catalog
-from orchestrator.mlflow_store import TrackingError
+from orchestrator.abtest import ab_run, attempts
+from orchestrator.recorded import catalog
+from orchestrator.recorded.mlflow_store import TrackingError
 from tests.ab.simulated import World
 from tests.boot.test_boot import free_port
 from tests.tracking.test_tracking import read_only, small_disk

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from orchestrator import catalog, sweep
+from orchestrator.abtest import sweep
 from orchestrator.errors import UsageError
+from orchestrator.recorded import catalog
 from orchestrator.schema import Sweep
 from tests.ab.simulated import GATE, World
 from tests.ab.test_process import cut_at

@@ -12,7 +12,7 @@ import numpy
 import pytest
 from truth_server import Script, TruthServer, serving
 
-from orchestrator import labels, table
+from orchestrator import labels
 from orchestrator.bench import (
     REGISTRY,
     betterbench,
@@ -30,6 +30,7 @@ from orchestrator.bench.warm import shapes, warm
 from orchestrator.client import Client, Completion
 from orchestrator.corpora import CATEGORIES
 from orchestrator.errors import InvalidMeasurement, UsageError
+from orchestrator.recorded import table
 from orchestrator.records import Measurement, from_jsonable, to_jsonable
 
 DECODE = {"contexts_tokens": [64, 256], "generate_tokens": 61, "repeats": 2}

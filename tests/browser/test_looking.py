@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import catalog, cli, ui
+from orchestrator import cli, ui
+from orchestrator.recorded import catalog
 from tests.report import a_store
 
 ROOT = Path(__file__).parents[2]

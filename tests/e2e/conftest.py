@@ -51,7 +51,7 @@ class Machine:
 
     def runs(self):
         """Every MLflow run, newest first."""
-        from orchestrator.mlflow_store import connect
+        from orchestrator.recorded.mlflow_store import connect
 
         client = connect(self.tracking)
         experiments = [found.experiment_id for found in client.search_experiments()]

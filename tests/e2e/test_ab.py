@@ -14,10 +14,11 @@ from dataclasses import replace
 
 import pytest
 
-from orchestrator import attempts, catalog
+from orchestrator.abtest import attempts
 from orchestrator.engines.process import processes_of
-from orchestrator.gate import Criterion
-from orchestrator.verdict import judge
+from orchestrator.judging.gate import Criterion
+from orchestrator.judging.verdict import judge
+from orchestrator.recorded import catalog
 from tests.e2e.conftest import ROOT, Machine
 
 pytestmark = [

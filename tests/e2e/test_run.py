@@ -9,9 +9,9 @@ import time
 
 import pytest
 
-from orchestrator import catalog
 from orchestrator.engines.process import processes_of
 from orchestrator.labels import BENCHES
+from orchestrator.recorded import catalog
 from tests.e2e.conftest import ROOT, end
 from tests.e2e.peer_lm_eval import disagreements
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from orchestrator import catalog
+from orchestrator.recorded import catalog
 
 pytestmark = [
     pytest.mark.vllm,

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.gate import BootResult
+from orchestrator.judging.gate import BootResult
 from orchestrator.records import Boot, Measurement
 
 GOLDEN = Path(__file__).parents[1] / "golden"

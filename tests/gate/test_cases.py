@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from orchestrator import case_boots, cases, cli
+from orchestrator import cli
+from orchestrator.judging import case_boots, cases
 
 DECISIONS = Path(__file__).parents[1] / "cases" / "decisions.yaml"
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy
 import pytest
 
-from orchestrator.gate import Criterion, Gate
+from orchestrator.judging.gate import Criterion, Gate
+from orchestrator.judging.verdict import judge
 from orchestrator.stats import power
 from orchestrator.stats.floor import Floor
-from orchestrator.verdict import judge
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "gate_error_rates.py"
 RUNS = 4000

@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from orchestrator import arms, bench, gate
+from orchestrator import bench
 from orchestrator.bench import gsm8k
 from orchestrator.errors import UsageError
-from orchestrator.gate import BootResult
+from orchestrator.judging import arms, gate
+from orchestrator.judging.gate import BootResult
 from orchestrator.records import Boot, to_jsonable
 from orchestrator.stats import looks, proportions
 

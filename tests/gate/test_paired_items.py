@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy
 import pytest
 
-from orchestrator.gate import Criterion, Gate
-from orchestrator.verdict import Verdict, judge
+from orchestrator.judging.gate import Criterion, Gate
+from orchestrator.judging.verdict import Verdict, judge
 from tests.gate.conftest import a_measurement, a_plan, with_measurement
 
 STACK = a_plan("int5")["stack"]["fingerprint"]

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from orchestrator import gate as gates
-from orchestrator.gate import Criterion, Gate
+from orchestrator.judging import gate as gates
+from orchestrator.judging.gate import Criterion, Gate
+from orchestrator.judging.verdict import Verdict, judge
 from orchestrator.records import from_jsonable, to_jsonable
 from orchestrator.stats.floor import Floor
-from orchestrator.verdict import Verdict, judge
 from tests.gate.conftest import WHEN, a_measurement, a_plan, attested, with_boot, with_measurement
 
 STACK = a_plan("int5")["stack"]["fingerprint"]

@@ -17,23 +17,13 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from orchestrator import (
-    canary,
-    config,
-    engines,
-    mlflow_store,
-    prod,
-    prod_server,
-    promote,
-    promotion,
-    promotion_runs,
-    promotions,
-    slot,
-)
+from orchestrator import config, engines, prod, prod_server, slot
 from orchestrator.checkpoint import Checkpoint
 from orchestrator.plan import render
 from orchestrator.plugin_build import PluginBuild
 from orchestrator.progress import Progress
+from orchestrator.promoting import canary, promote, promotion, promotion_runs, promotions
+from orchestrator.recorded import mlflow_store
 from orchestrator.stack import Stack
 from tests.prod import promoting
 from tests.prod.conftest import STUB, Site

@@ -6,11 +6,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from orchestrator import corpora, prod_server, promote, promotion, promotions, slot
-from orchestrator.canary import Canary, Expected
-from orchestrator.candidate import Candidate
+from orchestrator import corpora, prod_server, slot
 from orchestrator.plan import ServePlan
-from orchestrator.promotions import Entry, Target
+from orchestrator.promoting import promote, promotion, promotions
+from orchestrator.promoting.canary import Canary, Expected
+from orchestrator.promoting.candidate import Candidate
+from orchestrator.promoting.promotions import Entry, Target
 from orchestrator.slot import Slot
 from tests.prod.conftest import ENGINE as SHORT
 from tests.prod.conftest import QUIET

@@ -10,10 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import ab_run, canary, candidate, catalog, cli, compile_cache, digest, inputs, plugin_build, slot
+from orchestrator import cli, compile_cache, digest, inputs, plugin_build, slot
+from orchestrator.abtest import ab_run
 from orchestrator.engines.process import kill_processes_of
 from orchestrator.errors import UsageError
-from orchestrator.gate import BootResult
+from orchestrator.judging.gate import BootResult
+from orchestrator.promoting import canary, candidate
+from orchestrator.recorded import catalog
 from orchestrator.records import Boot, Measurement, write_json
 from orchestrator.schema import Machine, Suite
 from orchestrator.stats.floor import Floor

@@ -11,8 +11,9 @@ from dataclasses import replace
 
 import pytest
 
-from orchestrator import candidate, prod, prod_server, promote, promoted, promotion, promotions, slot
+from orchestrator import prod, prod_server, slot
 from orchestrator.engines.process import processes_of
+from orchestrator.promoting import candidate, promote, promoted, promotion, promotions
 from tests.prod.conftest import QUIET
 from tests.prod.promoting import (
     NUMBER,

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import catalog, promotion_runs, promotions
 from orchestrator.engines.process import kill_processes_of
+from orchestrator.promoting import promotion_runs, promotions
+from orchestrator.recorded import catalog
 from tests.boot.test_boot import free_port
 
 SCRIPT = Path(__file__).with_name("kill_promotions.py")

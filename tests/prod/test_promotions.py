@@ -7,8 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from orchestrator import catalog, mlflow_store, promotion_runs, promotions, tracking
-from orchestrator.promotions import BrokenLedger, Entry, Target
+from orchestrator.promoting import promotion_runs, promotions
+from orchestrator.promoting.promotions import BrokenLedger, Entry, Target
+from orchestrator.recorded import catalog, mlflow_store, tracking
 from orchestrator.schema import Engine
 
 ENGINE = Engine("process", None, 10, 2)

@@ -5,9 +5,12 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from orchestrator import ab_run, ledger, report, shipped
+from orchestrator import shipped
+from orchestrator.abtest import ab_run
+from orchestrator.pages import report
+from orchestrator.recorded import ledger
+from orchestrator.recorded.tracking import Tracker
 from orchestrator.records import to_jsonable
-from orchestrator.tracking import Tracker
 from tests.ab.simulated import World
 from tests.boot.test_boot import free_port
 from tests.report import madeup, simulated_ab

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-from orchestrator.design import Slot
+from orchestrator.abtest.design import Slot
 from orchestrator.records import Measurement
 from tests.report import madeup
 

@@ -7,8 +7,9 @@ import math
 import pytest
 from matplotlib.figure import Figure
 
-from orchestrator import charts, criteria_chart, paired_charts, sides
-from orchestrator.comparison import CriterionResult
+from orchestrator.judging.comparison import CriterionResult
+from orchestrator.pages import charts, criteria_chart, paired_charts
+from orchestrator.recorded import sides
 
 
 @pytest.fixture

@@ -12,10 +12,14 @@ from statistics import geometric_mean
 
 import pytest
 
-from orchestrator import attempts, catalog, cli, floors, mlflow_store, paired_report, sides
+from orchestrator import cli
+from orchestrator.abtest import attempts
+from orchestrator.judging import floors
+from orchestrator.judging.verdict import judge
+from orchestrator.pages import paired_report
+from orchestrator.recorded import catalog, mlflow_store, sides
+from orchestrator.recorded.tracking import Tracker
 from orchestrator.stats.floor import Floor
-from orchestrator.tracking import Tracker
-from orchestrator.verdict import judge
 from tests.ab.simulated import GATE, METRIC
 from tests.report import a_store, simulated_ab
 from tests.report.test_report import Page

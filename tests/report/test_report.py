@@ -11,7 +11,7 @@ from itertools import pairwise
 
 import pytest
 
-from orchestrator import report
+from orchestrator.pages import report
 from tests.report import madeup
 
 

@@ -8,7 +8,8 @@ from dataclasses import replace
 
 from rich.console import Console
 
-from orchestrator import labels, table
+from orchestrator import labels
+from orchestrator.recorded import table
 from tests.report import madeup
 
 
@@ -90,7 +91,7 @@ def test_plan_and_help_do_not_pay_for_the_pictures():
     import subprocess
 
     script = (
-        "import sys, orchestrator.report, orchestrator.table;"
+        "import sys, orchestrator.pages.report, orchestrator.recorded.table;"
         "print([name for name in ('matplotlib', 'jinja2', 'rich') if name in sys.modules])"
     )
     assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True).stdout == "[]\n"

@@ -13,12 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import cli, compile_cache, config, measured_boot, mlflow_store, run
+from orchestrator import cli, compile_cache, config, measured_boot, run
 from orchestrator.engines.process import processes_of
 from orchestrator.errors import BootError, InvalidMeasurement, UsageError
 from orchestrator.inputs import Inputs
 from orchestrator.plan import ServePlan
 from orchestrator.plugin_build import PluginBuild
+from orchestrator.recorded import mlflow_store
 from orchestrator.schema import Experiment, Suite
 from orchestrator.stack import Stack
 from tests.boot.test_boot import free_port

@@ -9,7 +9,8 @@ from dataclasses import replace
 
 import pytest
 
-from orchestrator import config, mlflow_store
+from orchestrator import config
+from orchestrator.recorded import mlflow_store
 from tests.prod.conftest import STUB, Site, end
 
 NAMES = ("left", "right")

@@ -17,8 +17,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from orchestrator import ab_run, cli, prod
-from orchestrator.design import Hours
+from orchestrator import cli, prod
+from orchestrator.abtest import ab_run
+from orchestrator.abtest.design import Hours
 from orchestrator.fleet import LocalFleet, RayFleet
 from orchestrator.inputs import Inputs
 from orchestrator.schedule import unit, watch

@@ -14,8 +14,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from orchestrator import catalog, prod, slot
+from orchestrator import prod, slot
 from orchestrator.progress import Progress
+from orchestrator.recorded import catalog
 from orchestrator.schedule import summary
 from orchestrator.schedule.job import Job
 from orchestrator.schedule.queue import Queue

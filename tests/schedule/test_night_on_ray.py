@@ -9,9 +9,10 @@ from functools import partial
 import psutil
 import pytest
 
-from orchestrator import catalog, prod
+from orchestrator import prod
 from orchestrator.fleet import RayFleet, offer
 from orchestrator.progress import Progress
+from orchestrator.recorded import catalog
 from orchestrator.schedule import daemon
 from orchestrator.schedule.policy import Policy
 from orchestrator.schedule.queue import Queue

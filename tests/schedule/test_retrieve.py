@@ -7,12 +7,13 @@ from dataclasses import replace
 
 import pytest
 
-from orchestrator import ab_run, catalog, mlflow_store, retrieve
+from orchestrator.abtest import ab_run, retrieve
+from orchestrator.abtest.shift import Paused, Shift
 from orchestrator.errors import UsageError
-from orchestrator.mirror import ServerError
+from orchestrator.recorded import catalog, mlflow_store
+from orchestrator.recorded.mirror import ServerError
 from orchestrator.schedule import unit
 from orchestrator.schedule.unit import Order
-from orchestrator.shift import Paused, Shift
 from tests.ab.simulated import World
 from tests.boot.test_boot import free_port
 from tests.tracking.servers import Server

@@ -7,9 +7,10 @@ import time
 import psutil
 import pytest
 
-from orchestrator import box_load, catalog, mlflow_store
-from orchestrator.mlflow_store import TrackingError
-from orchestrator.tracking import Tracker
+from orchestrator import box_load
+from orchestrator.recorded import catalog, mlflow_store
+from orchestrator.recorded.mlflow_store import TrackingError
+from orchestrator.recorded.tracking import Tracker
 
 
 def a_card(

@@ -17,10 +17,11 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import catalog, cli, mlflow_store
+from orchestrator import cli
 from orchestrator.errors import UsageError
-from orchestrator.mirror import ORIGIN, Mirror, ServerError
-from orchestrator.tracking import RunLog, Tracker
+from orchestrator.recorded import catalog, mlflow_store
+from orchestrator.recorded.mirror import ORIGIN, Mirror, ServerError
+from orchestrator.recorded.tracking import RunLog, Tracker
 from tests.tracking.servers import Lossy, Postgres, Server, free_port
 from tests.tracking.test_tracking import measurement
 
@@ -28,8 +29,8 @@ CURVE = {f"decode.ms_per_step.ctx{at}": 20.0 + at / 1000 for at in (0, 512, 8192
 TEN_AT_ONCE = """
     import os, sys, traceback
     from pathlib import Path
-    from orchestrator import mlflow_store
-    from orchestrator.tracking import Tracker
+    from orchestrator.recorded import mlflow_store
+    from orchestrator.recorded.tracking import Tracker
     from tests.tracking.test_tracking import measurement
     mlflow_store.client_class()
     def boot(number):

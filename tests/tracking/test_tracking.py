@@ -18,10 +18,10 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import catalog, mlflow_store, tracking
-from orchestrator.mlflow_store import TrackingError
+from orchestrator.recorded import catalog, mlflow_store, tracking
+from orchestrator.recorded.mlflow_store import TrackingError
+from orchestrator.recorded.tracking import Tracker
 from orchestrator.records import Measurement
-from orchestrator.tracking import Tracker
 
 
 def measurement(bench: str = "decode", **changes) -> Measurement:
@@ -76,7 +76,7 @@ def child(script: str, *arguments: object, **options) -> subprocess.Popen:
 RUN_AND_WAIT = """
     import sys, time
     from pathlib import Path
-    from orchestrator.tracking import Tracker
+    from orchestrator.recorded.tracking import Tracker
     run = Tracker(Path(sys.argv[1]), "cpu").start("killed", {"bits": "5"}, {})
     run.log_metrics({"decode.ms_per_step.ctx0": 20.0})
     print(run.run_id, flush=True)
@@ -256,7 +256,7 @@ def test_a_process_killed_while_the_database_is_made_leaves_a_store_that_opens(t
     script = """
         import sys
         from pathlib import Path
-        from orchestrator.mlflow_store import connect
+        from orchestrator.recorded.mlflow_store import connect
         connect(Path(sys.argv[1]))
     """
     making = tmp_path / "mlflow.db.making"
@@ -276,7 +276,7 @@ def test_two_processes_that_start_at_once_make_one_store_and_lose_no_run(tmp_pat
     script = """
         import sys
         from pathlib import Path
-        from orchestrator.tracking import Tracker
+        from orchestrator.recorded.tracking import Tracker
         for n in range(5):
             run = Tracker(Path(sys.argv[1]), "cpu").start(f"{sys.argv[2]} {n}", {"n": str(n)}, {})
             run.log_metrics({f"m.{i}": float(i) for i in range(100)})
@@ -300,7 +300,7 @@ def test_nothing_is_sent_over_a_network(tmp_path):
         tried = []
         socket.socket.connect = lambda self, address: tried.append(address)
         socket.getaddrinfo = lambda *arguments, **_: tried.append(arguments) or []
-        from orchestrator.tracking import Tracker
+        from orchestrator.recorded.tracking import Tracker
         run = Tracker(Path(sys.argv[1]), "cpu").start("quiet", {"a": "b"}, {})
         run.log_metrics({"m": 1.0})
         run.finish("FINISHED")
@@ -313,9 +313,8 @@ def test_nothing_is_sent_over_a_network(tmp_path):
 
 
 def test_importing_the_module_does_not_import_mlflow():
-    script = (
-        "import sys, orchestrator.tracking; print([m for m in ('mlflow', 'sqlalchemy', 'pandas') if m in sys.modules])"
-    )
+    heavy = "('mlflow', 'sqlalchemy', 'pandas')"
+    script = f"import sys, orchestrator.recorded.tracking; print([m for m in {heavy} if m in sys.modules])"
     assert child(script).communicate()[0] == "[]\n"
 
 
@@ -382,7 +381,7 @@ def test_a_full_disk_before_the_database_exists_leaves_no_database(tmp_path):
     script = """
         import resource, signal, sys
         from pathlib import Path
-        from orchestrator.mlflow_store import TrackingError, connect
+        from orchestrator.recorded.mlflow_store import TrackingError, connect
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, resource.RLIM_INFINITY))
         try:

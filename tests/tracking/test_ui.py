@@ -17,8 +17,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from orchestrator import catalog, cli, ui
-from orchestrator.tracking import Tracker
+from orchestrator import cli, ui
+from orchestrator.recorded import catalog
+from orchestrator.recorded.tracking import Tracker
 
 ROOT = Path(__file__).parents[2]
 

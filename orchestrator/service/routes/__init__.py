@@ -9,8 +9,9 @@ from fastapi import Header, HTTPException, Query
 from fastapi import Path as InPath
 from pydantic import BaseModel, Field
 
-from orchestrator import catalog, shipped
+from orchestrator import shipped
 from orchestrator.errors import UsageError
+from orchestrator.recorded import catalog
 from orchestrator.schedule.queue import LONGEST_PAGE
 from orchestrator.service.gatekeeper import PUBLIC, SCOPE
 from orchestrator.service.submission import Name

@@ -9,7 +9,8 @@ from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response
 
-from orchestrator import promotions, slot
+from orchestrator import slot
+from orchestrator.promoting import promotions
 from orchestrator.service import shown
 from orchestrator.service.context import Service, Serving, Who
 from orchestrator.service.moves import Move

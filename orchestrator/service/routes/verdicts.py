@@ -9,7 +9,7 @@ from fastapi import APIRouter, HTTPException
 from fastapi import Path as InPath
 from starlette.responses import Response
 
-from orchestrator import catalog
+from orchestrator.recorded import catalog
 from orchestrator.service import shown
 from orchestrator.service.context import Serving
 from orchestrator.service.routes import Limit, RunId, an_ab, scope
@@ -31,7 +31,7 @@ async def verdict(service: Serving, run_id: Annotated[RunId, InPath()]) -> Respo
 
 
 def _recomputed(tracking: Path, run_id: str) -> dict[str, Any]:
-    from orchestrator import attempts
+    from orchestrator.abtest import attempts
     from orchestrator.records import to_jsonable
 
     entry = an_ab(tracking, run_id)

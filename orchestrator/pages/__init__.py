@@ -1,0 +1,1 @@
+"""HTML files that people look at, and the pictures in them."""

@@ -1,0 +1,1 @@
+"""What prod is and how it changes: candidate, canary, the move itself, the ledger of moves."""

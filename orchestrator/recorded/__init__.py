@@ -1,0 +1,1 @@
+"""What runs leave behind and how it is found again: MLflow, its mirror, published results, tables of them."""
