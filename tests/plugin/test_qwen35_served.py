@@ -40,7 +40,7 @@ ERROR = {1: 2.5e-3, 2: 4e-3}
 that of two and of their sum; the rest is room for activations on the boundary of two codes."""
 
 KL_NATS = {"none": 1e-4, "int8": 1e-3, "e4m3": 5e-3}
-"""KL of the served model against float64, by the element of activations: mean over a prompt, median of what followed."""
+"""KL of the served model against float64, by the element of activations: mean over a prompt, median of what follows."""
 
 MERGED = {
     "qkv_proj": ("q_proj", "k_proj", "v_proj"),
@@ -142,7 +142,7 @@ def test_the_model_is_the_one_that_the_dequantized_weights_make(name: str, ranks
         assert actual.shape == exact.shape
         kl = (exact.exp() * (exact - actual)).sum(1)
         assert kl[: count - 1].mean() < KL_NATS[element], prompt
-        # Generated tokens came out of single-token steps: other code, and no prompt to hide behind. They are six, so one
+        # Generated tokens came out of single-token steps: other code, and no prompt to hide behind. They are six: one
         # whose logits lie close together would decide a mean.
         assert kl[count - 1 :].median() < KL_NATS[element], prompt
 
