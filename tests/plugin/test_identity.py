@@ -1,7 +1,7 @@
 """A checkpoint that PyPI `paroquant` wrote means here what it means to `paroquant`.
 
 `PAROQUANT_PYTHON` names the interpreter of an environment with paroquant==0.1.16 and torch, for example
-    python -m venv /tmp/pq && /tmp/pq/bin/pip install torch safetensors tqdm paroquant==0.1.16
+    python -m venv /tmp/pq && /tmp/pq/bin/pip install torch safetensors tqdm transformers paroquant==0.1.16
 benchmarks/format_identity.py does the writing; what of it is not paroquant's own code, it says itself.
 """
 
