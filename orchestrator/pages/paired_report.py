@@ -254,6 +254,7 @@ def _boots(shown: Sequence[Side], judged: Judged | None) -> Table:
         "Ready after (s)",
         "KV tokens",
         "New compiled files",
+        "Processors, others (%)",
         "Environment",
         "Layers",
     )
@@ -269,6 +270,7 @@ def _boot_cells(boot: Boot) -> tuple[str, ...]:
         labels.text(boot.boot_s),
         "cold: not read" if boot.kv_tokens is None and boot.cache_state == "cold" else labels.text(boot.kv_tokens),
         "not looked at" if boot.compiled_files is None else labels.text(boot.compiled_files),
+        "not known" if boot.other_cpu_share is None else labels.text(boot.other_cpu_share, "%"),
         f"read in {len(boot.processes)} processes" if boot.processes else "not read",
         f"{sum(counts)} of {', '.join(bits)} bits" if sum(counts) else "none attested",
     )
