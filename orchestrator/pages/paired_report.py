@@ -9,7 +9,7 @@ from pathlib import Path
 from orchestrator import __version__, labels, plan_text
 from orchestrator.abtest import arm_titles, attempts
 from orchestrator.abtest.design import Design
-from orchestrator.judging import verdict_text
+from orchestrator.judging import headline
 from orchestrator.judging.verdict import Verdict
 from orchestrator.pages import criteria_chart, page, paired_charts, questions
 from orchestrator.pages.charts import Picture
@@ -123,7 +123,7 @@ def _claim(judged: Judged | None) -> str:
     last = f"{verdict.look} of at most {gate.max_blocks} blocks"
     level = "" if verdict.alpha_at_look is None else f", one-sided level at this look {verdict.alpha_at_look:.2g}"
     titles = arm_titles.of(judged.design.test)
-    return f"Gate {gate.name}; judged on {last}{level}. B is {titles['b']}, A is {titles['a']}."
+    return f"{headline.of(verdict)}. Gate {gate.name}; judged on {last}{level}. B is {titles['b']}, A is {titles['a']}."
 
 
 def _reasons(judged: Judged | None) -> list[str]:
@@ -131,22 +131,13 @@ def _reasons(judged: Judged | None) -> list[str]:
 
 
 def _criteria(judged: Judged) -> Table:
+    found = judged.verdict.criteria
     rows = []
-    for c in judged.verdict.criteria:
-        ends = "none" if c.interval is None else " to ".join(verdict_text.amount(end, c) for end in c.interval)
-        rows.append(
-            (
-                c.metric + (" (primary)" if c.role == "primary" else ""),
-                c.claim.replace("_", " "),
-                c.state,
-                verdict_text.amount(c.effect, c) or "none",
-                ends,
-                verdict_text.amount(c.threshold, c) or "none",
-                f"{c.boots_a} + {c.boots_b}",
-                c.floor_note or "none",
-            )
-        )
-    heads = ("Criterion", "Claim", "State", "B against A", "Interval", "Threshold", "Boots", "Floor")
+    for c, (metric, role, *cells) in zip(found, headline.rows(found), strict=True):
+        name = f"{metric} (primary)" if role == "primary" else metric
+        shown = (cell or "none" for cell in cells)
+        rows.append((name, *shown, f"{c.boots_a} + {c.boots_b}", c.floor_note or "none"))
+    heads = ("Criterion", "Claim", "State", "B against A", "Interval", "Asked of B", "Boots", "Floor")
     return Table("What the gate asks, and what the boots say", heads, tuple(rows))
 
 
