@@ -49,8 +49,9 @@ def revised(planned: Hours, taken: Mapping[Arm, Sequence[float]]) -> Hours:
     if not own:
         return planned
     off = mean(found / planned.per_boot[arm] for arm, found in own.items())
+    count = sum(map(len, taken.values()))
     per_boot = {arm: own.get(arm, off * was) for arm, was in planned.per_boot.items()}
-    return Hours(per_boot, f"from {sum(map(len, taken.values()))} boots of this A/B")
+    return Hours(per_boot, f"from {count} boot{'s' * (count != 1)} of this A/B")
 
 
 def on_box(tracking: Path, box: str, suite: Suite) -> tuple[float, str]:
