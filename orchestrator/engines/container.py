@@ -119,7 +119,7 @@ class ContainerServer:
         return dict(item.partition("=")[::2] for item in config["Env"])
 
     def host_pid(self) -> int | None:
-        """None where the daemon numbers processes otherwise: the process of that pid is in no group of the container."""
+        """None where the daemon numbers processes otherwise: that pid is in no control group of the container."""
         with contextlib.suppress(APIError, OSError, Unreachable):
             pid = int(self._patiently(self._state)["Pid"])
             return pid if self._container.id in Path(f"/proc/{pid}/cgroup").read_text() else None

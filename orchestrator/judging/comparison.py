@@ -130,12 +130,16 @@ def benefit_state(
 
 
 def asked(claim: Claim, threshold: float | None, better: str = "") -> str:
-    """What the claim asks of B, in words: a threshold is an amount and the words say which way, so that it has no sign."""
+    """What the claim asks of B, in words: a threshold is an amount, and the words say which way it goes."""
     share = percent(threshold or 0.0)
     direction = f"{better} is better and " if better else ""
     return {
-        "superior": f"{direction}B must be better by more than {share}" if threshold else f"{direction}B must be better",
-        "non_inferior": f"{direction}B may be worse by less than {share}" if threshold else f"{direction}B must not be worse",
+        "superior": f"{direction}B must be better by more than {share}"
+        if threshold
+        else f"{direction}B must be better",
+        "non_inferior": f"{direction}B may be worse by less than {share}"
+        if threshold
+        else f"{direction}B must not be worse",
         "equivalent": f"the arms may differ by less than {share}",
         "fidelity_not_worse": f"B may be higher by less than {threshold or 0.0:g} nats",
         "accuracy_not_worse": f"B may be lower by less than {100 * (threshold or 0.0):.3g} points",

@@ -21,8 +21,8 @@ EVALUATORS: Mapping[Claim, Callable[[Compared, Look], CriterionResult]] = {
 
 
 def evaluate(look: Look, results: Sequence[BootResult]) -> list[CriterionResult]:
-    """A result for each metric of each criterion: of the primary one first, then by the criteria's names, as the order in
-    which a gate was written is not in its record.
+    """A result for each metric of each criterion: of the primary one first, then by the criteria's names, as a record
+    does not have the order in which a gate was written.
 
     A metric that one boot has, every boot must have. Where blocks are of no size, as those of recorded decisions, every
     metric may have blocks of its own.

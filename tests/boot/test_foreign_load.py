@@ -19,6 +19,7 @@ from orchestrator.foreign_load import Ticks, Watch
 from orchestrator.recorded.table import summary_table
 from tests.report import madeup
 
+
 def a_proc(root: Path, stat: str, processes: Mapping[int, tuple[int, str]]) -> Path:
     """/proc with these processes: pid -> (parent, its four times)."""
     root.mkdir(exist_ok=True)
