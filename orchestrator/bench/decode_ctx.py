@@ -3,8 +3,8 @@
 ms/step = (last update - first update) / (updates - 1): the first update ends the prefill and is in neither the
 time nor the count. tok/s = 1 / the median over repeats of the same time / the tokens after the first update, so that
 it is 1 / (ms/step) wherever a step brings one token, also of an even number of repeats. Acceptance length = 1 +
-accepted / drafts, and the share of the drafts accepted at each position, from the server's counters over the context's requests.
-The repeated 8-gram share says how much of the output had stood in it before: a drafter is fast on what repeats.
+accepted / drafts, and the share of the drafts accepted at each position, from the server's counters over the context's
+requests. The repeated 8-gram share says how much of the output had stood in it before: a drafter is fast on repeats.
 """
 
 from __future__ import annotations
