@@ -69,7 +69,7 @@ def _others(verdict: Verdict) -> str:
     """How the other criteria stand."""
     alike = sum(criterion.state == verdict.state for criterion in verdict.criteria) - 1
     if verdict.state == "PASS":
-        return f"; so do the other {alike} criteria" if alike > 1 else "; so does the other criterion" if alike else ""
+        return f"; the other {alike} criteria pass, too" if alike > 1 else "; the other one passes, too" * alike
     return f"; {alike} more {_word(alike)} {verdict.state}, too" if alike else ""
 
 

@@ -66,6 +66,7 @@ def render(
         heading=_heading(shown, judged),
         state=judged.verdict.state.lower() if judged else "none",
         verdict=judged.verdict.state if judged else "NO VERDICT",
+        why=headline.of(judged.verdict).removeprefix(judged.verdict.state) if judged else "",
         claim=_claim(judged),
         reasons=_reasons(judged),
         marks=simulated,
@@ -123,7 +124,7 @@ def _claim(judged: Judged | None) -> str:
     last = f"{verdict.look} of at most {gate.max_blocks} blocks"
     level = "" if verdict.alpha_at_look is None else f", one-sided level at this look {verdict.alpha_at_look:.2g}"
     titles = arm_titles.of(judged.design.test)
-    return f"{headline.of(verdict)}. Gate {gate.name}; judged on {last}{level}. B is {titles['b']}, A is {titles['a']}."
+    return f"Gate {gate.name}; judged on {last}{level}. B is {titles['b']}, A is {titles['a']}."
 
 
 def _reasons(judged: Judged | None) -> list[str]:

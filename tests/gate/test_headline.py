@@ -20,7 +20,7 @@ def test_a_pass_says_by_which_criterion_with_which_interval_and_what_was_asked(a
     said = headline.of(judge(a_gate(SUPERIOR, KV), ab(decode(-0.05)), {}))
     assert said.startswith(f"PASS, because {METRIC} of B is -5.")
     assert "% interval -5." in said and "lower is better and B must be better by more than 1%" in said
-    assert said.endswith("; so does the other criterion")
+    assert said.endswith("; the other one passes, too")
 
 
 def test_a_fail_names_the_criterion_that_failed_and_not_the_primary_one_that_passed(ab):
