@@ -91,7 +91,7 @@ class Watch:
 
 
 def percent(share: float) -> str:
-    return f"{100 * share:.0f} %"
+    return f"{100 * share:.0f}%"
 
 
 def _processes(proc: Path) -> tuple[dict[int, int], dict[int, int]]:

@@ -63,7 +63,7 @@ def test_a_long_bench_counts_for_more_and_the_worst_one_is_named():
         with watch.during(bench):
             pass
     assert watch.shares == {"decode_ctx": 0.5, "prefill": pytest.approx(0.1)} and watch.share == pytest.approx(0.2)
-    assert "20 % of the processors while int4 was measured, 50 % during decode_ctx" in watch.note("int4")
+    assert "20% of the processors while int4 was measured, 50% during decode_ctx" in watch.note("int4")
 
 
 def test_a_server_whose_processes_are_not_known_gives_no_share_rather_than_a_wrong_one():

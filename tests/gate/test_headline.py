@@ -86,6 +86,6 @@ def test_a_disturbed_boot_is_named_in_the_reasons_and_changes_no_state(ab, chang
     assert not any("other programs" in reason for reason in verdict.reasons)
     found = judge(a_gate(SUPERIOR), changed(quiet, "b1", with_boot(other_cpu_share=0.23)), {})
     assert found.state == verdict.state and found.reasons[:-1] == verdict.reasons
-    assert "1 of 8 boots" in found.reasons[-1] and "arm b: 23 %" in found.reasons[-1]
+    assert "1 of 8 boots" in found.reasons[-1] and "arm b: 23%" in found.reasons[-1]
     assert headline.of(found) == headline.of(verdict)
     assert judge(a_gate(SUPERIOR), changed(quiet, "b1", with_boot(other_cpu_share=0.099)), {}) == verdict
