@@ -26,8 +26,8 @@ def as_markdown(design: Design, found: Sequence[Attempt], run_id: str, ended: st
     finished = [attempt for attempt in found if attempt.state == "finished"]
     if finished:
         lines += ["", verdict_text.as_markdown(attempts.so_far(design, found), design, pictures=bool(ended))]
-    if ended:
-        lines += ["", f"Go on with it: `{resume_command(run_id)}`"]
+    when = "Go on with it" if ended else "Should it be cut off, go on with it"
+    lines += ["", f"{when}: `{resume_command(run_id)}`"]
     return "\n".join(lines)
 
 

@@ -60,6 +60,7 @@ def test_a_killed_process_leaves_what_the_last_boot_said(new_world, monkeypatch)
     assert lines[0].endswith("from 1 boot of this A/B")
     described = [said for line, said in seen if line.startswith("2 of at most")]
     assert described[0].startswith("**RUNNING**: 1 of at most 12 boots"), "what the boot before had written"
+    assert "Should it be cut off" in described[0] and "--resume" in described[0]
 
 
 def test_hours_are_those_of_its_own_boots_once_there_are_any():
