@@ -10,6 +10,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -99,3 +100,17 @@ def test_the_table_and_the_page_of_a_run_say_it():
     assert "31.4" in line and "may be longer" in line
     html = report.render(madeup.run(boots=[*ready, boot]))
     assert "Processors, others (%)" in html and "31.4" in html and "not known" in html
+
+
+@pytest.mark.parametrize(("in_group", "known"), [(True, True), (False, False)])
+def test_a_containers_process_is_known_only_where_the_daemon_numbers_as_this_machine_does(in_group, known):
+    from orchestrator.engines.container import ContainerServer
+
+    group = Path("/proc/self/cgroup").read_text()
+    server = ContainerServer.__new__(ContainerServer)
+    server._patiently = lambda call: call()
+    server._state = lambda: {"Pid": os.getpid()}
+    server._container = SimpleNamespace(id=group if in_group else "0123456789abcdef")
+    assert server.host_pid() == (os.getpid() if known else None)
+    server._state = lambda: {"Pid": 2**22 + 1}
+    assert server.host_pid() is None, "there is no such process here"
