@@ -29,10 +29,14 @@ _opened: list[Path] = []  # the directories of this process's boots
 
 @dataclass
 class Running:
-    """A server that is up. `boot` is the record so far; `serving` completes it when the server is down."""
+    """A server that is up. `boot` is the record so far; `serving` completes it when the server is down.
+
+    `pid` is its first process on this machine; None where that cannot be told.
+    """
 
     target: Target
     boot: Boot
+    pid: int | None = None
 
 
 def check_port(host: str, port: int) -> None:
@@ -79,7 +83,7 @@ def serving(plan: ServePlan, engine: Engine, purpose: str, state: Path) -> Itera
             server = engines.start(plan, engine, argv, env, nonce, directory, labels)
             max_len = _wait_ready(plan, server, name, log_path, engine.ready_timeout_s, kernel, secrets)
             boot = inspected(plan, replace(boot, boot_s=time.monotonic() - started), server, directory)
-            running = Running(Target(f"http://{plan.host}:{plan.port}", name, max_len), boot)
+            running = Running(Target(f"http://{plan.host}:{plan.port}", name, max_len), boot, server.host_pid())
             yield running
             rss: int | None = server.peak_rss_bytes()
             faults = _ended(server, boot.processes) + _gpu_faults(kernel)

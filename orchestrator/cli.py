@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import errno
 import io
 import math
@@ -10,11 +11,11 @@ import re
 import signal
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from orchestrator import __version__
+from orchestrator import __version__, help_text
 from orchestrator.errors import OrchestratorError, UsageError
 from orchestrator.verbs import OWNERS, READERS, SECOND_WORDS, VERBS
 from orchestrator.verbs.options import Options
@@ -55,7 +56,8 @@ verbs
             boxes of a Ray cluster
   token     who may use the API; `token add NAME scopes=read,run,promote` makes a token, `token remove NAME` ends it
   fleet     how this machine joins a Ray cluster as a box, and which have
-  knobs     the variables that a variant may set: defaults, what is allowed, what each does
+  knobs     the variables that a variant may set: defaults, what is allowed, what each does; `knobs WORD` those that
+            have the word
   doctor    what this machine has and lacks, with the command that mends each
   cache     list what is cached; `cache prune` removes what is not used any more
 
@@ -96,7 +98,7 @@ options
   --older-than DAYS  cache prune: what was not used for so long (default: 30, without --keep)
   --keep N           cache prune: never the N most recently used of a kind
   --dry-run          cache prune: say what would be removed
-  -h, --help         this text
+  -h, --help         this text; after a verb: what it does, its keys and an example
   --version
 
 exit status: 0 ok, 1 a check failed, 2 wrong usage or configuration, 3 a measurement is INVALID, 130 interrupted;
@@ -114,11 +116,16 @@ def parse(arguments: Sequence[str]) -> Options:
     is_verb = bool(words) and not words[0].startswith(("-", "+", "~")) and "=" not in words[0]
     verb = words.pop(0) if is_verb else "run"
     if verb not in VERBS:
-        raise UsageError(f"there is no verb {verb!r}; choose from {', '.join(VERBS)}, or see --help")
+        firsts = list(dict.fromkeys(known.split()[0] for known in VERBS))
+        raise UsageError(
+            f"there is no verb {verb!r}; {_nearest(verb, firsts)}choose from {', '.join(firsts)}, or see --help"
+        )
     if verb in SECOND_WORDS and words and words[0].isalpha():
         verb = f"{verb} {words.pop(0)}"
         if verb not in VERBS:
-            raise UsageError(f"there is no verb {verb!r}; choose from {', '.join(SECOND_WORDS[verb.split()[0]])}")
+            first, second = verb.split()
+            near = _nearest(second, SECOND_WORDS[first], f"{first} ")
+            raise UsageError(f"there is no verb {verb!r}; {near}choose from {', '.join(SECOND_WORDS[first])}")
     known = {"--json": "json", "-m": "multirun", "--multirun": "multirun", "-q": "quiet", "--quiet": "quiet"}
     known |= {"--now": "now", "--dry-run": "dry_run", "--power": "power", "--all": "all", "--unpaired": "unpaired"}
     known |= {"--force": "force"}
@@ -144,11 +151,18 @@ def parse(arguments: Sequence[str]) -> Options:
         elif word in known:
             flags.add(known[word])
         else:
-            raise UsageError(f"there is no option {word}; see --help")
+            options = (*known, *numbers, *texts, "--diff", "--resume", "--help", "--version")
+            raise UsageError(f"there is no option {word}; {_nearest(word, options)}see `{verb} --help`")
     for flag, owners in OWNERS.items():
         if (flag in flags or flag in values) and verb not in owners:
             raise UsageError(f"--{flag.replace('_', '-')} belongs to {', '.join(owners)}, not to {verb}")
     return Options(verb, tuple(overrides), **dict.fromkeys(flags, True), **values)
+
+
+def _nearest(word: str, known: Iterable[str], before: str = "") -> str:
+    """What was probably meant, as a question; empty where nothing is near."""
+    near = difflib.get_close_matches(word, list(known), n=1)
+    return f"did you mean {before}{near[0]}? " if near else ""
 
 
 def _number(option: str, word: str) -> float:
@@ -210,7 +224,14 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _about(arguments: Sequence[str]) -> int:
-    print(__version__ if {"-h", "--help"}.isdisjoint(arguments) else HELP.rstrip("\n"))
+    if {"-h", "--help"}.isdisjoint(arguments):
+        print(__version__)
+        return 0
+    words = [word for word in arguments if word.replace("_", "").isalpha()][:2]
+    if words and words[0] not in VERBS:
+        parse(words)  # refuses it
+    verb = " ".join(words) if " ".join(words) in VERBS else "".join(words[:1])
+    print((help_text.of(verb, OWNERS) if verb else None) or HELP.rstrip("\n"))
     return 0
 
 

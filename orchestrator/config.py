@@ -7,7 +7,8 @@ import os
 import re
 import shlex
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,7 +20,7 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from orchestrator import plain_yaml, shipped
+from orchestrator import plain_yaml, shipped, written_at
 from orchestrator.detection import detect_box, raw_box
 from orchestrator.errors import UsageError
 from orchestrator.judging import gate as gate_of
@@ -57,7 +58,7 @@ def load(overrides: Sequence[str]) -> Experiment:
     _check_group_choices(overrides)
     chosen = _choose_box(overrides)
     plain_yaml.require([shipped.conf_dir()], chosen)
-    return _structure(_compose(chosen))
+    return _structure(_compose(chosen), chosen)
 
 
 def load_arm(text: str, shared: Sequence[str]) -> Experiment:
@@ -104,10 +105,11 @@ def load_ab(overrides: Sequence[str]) -> ABTest:
         raise UsageError(f"no gate given; add gate=NAME, one of: {', '.join(shipped.names('gate'))}")
     root = str(shipped.experiments_dir().parent).replace("\\", "\\\\").replace("'", "\\'")
     composed = _compose([f"hydra.searchpath=['file://{root}']", *chosen], "ab")
-    gate_of.parse(composed["gate"])  # its own rules, in its own words
-    declared = in_range(_checked(ABTest, composed))
-    for arm in ARMS:
-        check_bits(getattr(declared, arm), arm)
+    with _located(composed, chosen):
+        gate_of.parse(composed["gate"])  # its own rules, in its own words
+        declared = in_range(_checked(ABTest, composed))
+        for arm in ARMS:
+            check_bits(getattr(declared, arm), arm)
     return declared
 
 
@@ -115,13 +117,16 @@ def load_machine(overrides: Sequence[str]) -> Machine:
     """Box, engine and paths of the overrides, for the verbs that serve no variant of their own."""
     overrides = _normal(overrides)
     _check_group_choices(overrides)
-    composed = _compose(_choose_box(overrides))
-    return in_range(_checked(Machine, {name: composed[name] for name in ("box", "engine", "paths")}))
+    chosen = _choose_box(overrides)
+    composed = _compose(chosen)
+    with _located(composed, chosen):
+        return in_range(_checked(Machine, {name: composed[name] for name in ("box", "engine", "paths")}))
 
 
 def load_variant(name: str, box: str) -> Variant:
     """A shipped variant by its name."""
-    return _structure(_compose([f"+variant={name}", f"box={box}"])).variant
+    chosen = [f"+variant={name}", f"box={box}"]
+    return _structure(_compose(chosen), chosen).variant
 
 
 def _compose(overrides: Sequence[str], primary: str = "config") -> Any:
@@ -176,10 +181,20 @@ def _normal(overrides: Sequence[str]) -> list[str]:
     return normal
 
 
-def _structure(plain: Any) -> Experiment:
-    experiment = in_range(_checked(Experiment, plain))
-    check_bits(experiment.variant, "variant")
+def _structure(plain: Any, overrides: Sequence[str]) -> Experiment:
+    with _located(plain, overrides):
+        experiment = in_range(_checked(Experiment, plain))
+        check_bits(experiment.variant, "variant")
     return experiment
+
+
+@contextmanager
+def _located(plain: Any, overrides: Sequence[str]) -> Iterator[None]:
+    """What is refused of the composed configuration, with the file that it was written in."""
+    try:
+        yield
+    except UsageError as error:
+        raise UsageError(written_at.located(str(error), plain, overrides)) from None
 
 
 def _checked(kind: type[T], plain: Any) -> T:

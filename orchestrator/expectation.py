@@ -36,13 +36,13 @@ def known(inputs: Inputs) -> BenchContext:
 
 
 def announced(
-    suite: Suite, variant: str, target: Target, context: BenchContext, progress: Progress, log: Any
+    suite: Suite, title: str, target: Target, context: BenchContext, progress: Progress, log: Any
 ) -> dict[str, float]:
     """Bench -> seconds it will take on this server, as a few requests show; said before the first one starts.
 
     `log` (tracking.RunLog) gets them and the rates as `expected_s.json`.
     """
-    with progress.stage(f"time a few requests to {variant}"):
+    with progress.stage(f"time a few requests to {title}"):
         try:
             found = bench.run(rates.probe(target, suite.benches, context))
         except InvalidMeasurement as error:  # the benches will meet it too; here only the estimate suffers

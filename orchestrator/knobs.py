@@ -7,7 +7,7 @@ A plan states every knob here, defaults included, so that a knob which never rea
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -151,6 +151,15 @@ def resolve(variant: Variant, max_num_seqs: int) -> dict[str, str]:
         if broken(values, variant, max_num_seqs):
             raise UsageError(f"{where}: {message.format(**values, rows=_decode_rows(variant, max_num_seqs))}")
     return dict(sorted(values.items()))
+
+
+def matching(words: Sequence[str]) -> list[Knob]:
+    """The knobs that have every word in their name or text; without words all of them."""
+    return [
+        knob
+        for knob in REGISTRY.values()
+        if all(word.lower() in f"{knob.name} {knob.doc} {' '.join(knob.choices)}".lower() for word in words)
+    ]
 
 
 def meant(name: str) -> str:

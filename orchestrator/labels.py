@@ -123,7 +123,7 @@ def unit_of(metric: str) -> str:
     for end in range(len(parts), 0, -1):
         if (known := WORDS.get(".".join(parts[:end]))) is not None:
             return known[1]
-    return {"ready_s": "s", "kv_tokens": "tokens"}.get(parts[0] if parts else "", "")
+    return {"ready_s": "s", "kv_tokens": "tokens", "other_cpu_share": "%"}.get(parts[0] if parts else "", "")
 
 
 def by_number(name: str) -> tuple[Any, ...]:

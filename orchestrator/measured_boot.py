@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -15,6 +16,7 @@ from orchestrator import (
     compile_cache,
     config,
     devices,
+    foreign_load,
     interrupts,
     journal,
     labels,
@@ -47,8 +49,13 @@ class Session:
     plan: ServePlan
     progress: Progress
     log: Any  # tracking.RunLog
+    called: str = ""  # what tells it from others of its variant; the variant's name where nothing has to
     boots: list[Boot] = field(default_factory=list)
     measurements: list[Measurement] = field(default_factory=list)
+
+    @property
+    def title(self) -> str:
+        return self.called or self.plan.variant
 
     @property
     def suite(self):
@@ -148,18 +155,22 @@ def measure(session: Session) -> None:
     """Boot the plan on a warm cache and run the suite. Raises BootError, or InvalidMeasurement for an unusable boot."""
     kl_reference = _reference(session) if "kld" in session.suite.benches else None
     with box_load.sampled(session.log.log_box_load), _warm_serving(session, session.plan, "measured") as running:
+        watch = foreign_load.Watch((os.getpid(), running.pid) if running.pid else ())
         expected = announced(
-            session.suite, session.plan.variant, running.target, session.context(), session.progress, session.log
+            session.suite, session.title, running.target, session.context(), session.progress, session.log
         )
         for name in (name for name in bench.REGISTRY if name in session.suite.benches):
             raw = session.suite.benches[name]
-            label = f"{labels.bench_name(name, raw)} on {session.plan.variant}"
-            with session.progress.stage(label, expected[name]) as stage:
+            label = f"{labels.bench_name(name, raw)} on {session.title}"
+            with session.progress.stage(label, expected[name]) as stage, watch.during(name):
                 context = session.context(stage.advance, kl_reference)
                 measurement = bench.run(bench.measure_one(name, running.target, raw, context))
             session.measurements.append(measurement)
             # The samples are safe at once; numbers follow when the boot has ended and is known to be valid.
             session.log.log_measurement(replace(measurement, metrics={}))
+        running.boot = replace(running.boot, other_cpu_share=watch.share)
+        if line := watch.note(session.title):
+            session.progress.note(line)
 
 
 def _reference(session: Session) -> Reference:
@@ -209,15 +220,16 @@ def _boot(session: Session, plan: ServePlan, purpose: str) -> Iterator[Running]:
     """One boot with the suite's shapes exercised; its record and log are kept, and a faulty one stops the run."""
     expected_s = EXPECTED_BOOT_S[compile_cache.state(Path(plan.cache_dir))]
     running: Running | None = None
+    title = session.title if plan == session.plan else plan.variant
     try:
         with ExitStack() as server:
             server.enter_context(devices.clear(session.inputs.experiment.box))
-            with session.progress.stage(f"{purpose} boot of {plan.variant}", expected_s):
+            with session.progress.stage(f"{purpose} boot of {title}", expected_s):
                 running = server.enter_context(
                     serving(plan, session.inputs.experiment.engine, purpose, session.inputs.state)
                 )
             _require_usable(running.boot)
-            with session.progress.stage(f"exercise the suite's shapes on {plan.variant}") as stage:
+            with session.progress.stage(f"exercise the suite's shapes on {title}") as stage:
                 bench.run(warm(running.target, session.suite.benches, session.context(stage.advance)))
             yield running
     finally:
@@ -272,5 +284,6 @@ def _boot_metrics(boot: Boot) -> dict[str, float]:
         "boot.kv_tokens": boot.kv_tokens,
         "boot.rss_peak_bytes": boot.rss_peak_bytes,
         "boot.compiled_files": boot.compiled_files,
+        "boot.other_cpu_share": boot.other_cpu_share,
     }
     return {name: float(value) for name, value in found.items() if value is not None}

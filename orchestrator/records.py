@@ -78,6 +78,7 @@ class Boot:
     kv_tokens: int | None = None  # only on a warm boot; None elsewhere
     rss_peak_bytes: int | None = None
     compiled_files: int | None = None  # new files in the compile cache; None where it was not looked at
+    other_cpu_share: float | None = None  # of the box's processor time, by other programs while it was measured; 0..1
     processes: tuple[EnvReading, ...] = ()
     inspected: Mapping[str, str] | None = None  # what the container engine says it gave; None without a container
     attestations: tuple[Mapping[str, Any], ...] = ()

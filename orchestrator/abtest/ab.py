@@ -5,16 +5,14 @@ What has happened is read from the records and from nothing else, so an A/B that
 
 from __future__ import annotations
 
-import shlex
-import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orchestrator import interrupts, measured_boot
-from orchestrator.abtest import attempts
+from orchestrator.abtest import arm_titles, attempts, standing
 from orchestrator.abtest.attempts import NOT_READY, TRIES, Attempt
 from orchestrator.abtest.design import Design, Slot
 from orchestrator.abtest.executor import Executor
@@ -60,6 +58,7 @@ class AB:
                 ready = ready or self._make_ready()
                 if ready:
                     self._boot(attempts.next_slot(self.design, self._attempts()))
+                    self._say_where()
                 verdict = self._settled()
             if self.design.test.kind == "floor" and verdict.state != "INVALID":
                 self._store_floors()
@@ -100,6 +99,21 @@ class AB:
             return
         self.log.log_text("report.html", page)
 
+    def _say_where(self) -> None:
+        """After a boot: in the run too, so that it stands there whatever ends the process."""
+        found = self._attempts()
+        self.progress.note(standing.left(self.design, found))
+        self.log.set_tag(DESCRIPTION, standing.as_markdown(self.design, found, self.log.run_id))
+
+    def _leave(self, why: str) -> None:
+        """What there is so far, for who finds the run without its verdict. A store that refuses must not hide why."""
+        with suppress(Exception):
+            found = self._attempts()
+            text = standing.as_markdown(self.design, found, self.log.run_id, why)
+            self.log.set_tag(DESCRIPTION, text)
+            if any(attempt.state == "finished" for attempt in found):
+                self._draw(attempts.so_far(self.design, found))
+
     def _make_ready(self) -> bool:
         for left in reversed(range(TRIES)):
             try:
@@ -114,8 +128,8 @@ class AB:
 
     def _boot(self, slot: Slot) -> None:
         number, total = self.design.order.index(slot) + 1, len(self.design.order)
-        variant = self.design.plans[slot.arm].variant
-        name = f"{slot.block + 1}.{slot.position + 1} {slot.arm} {variant}"
+        title = arm_titles.of(self.design.test)[slot.arm]
+        name = f"{slot.block + 1}.{slot.position + 1} {slot.arm} {title}"
         tags = {"kind": "boot", "ab.block": slot.block, "ab.position": slot.position, "ab.arm": slot.arm}
         log = self.tracker.start(
             name,
@@ -123,9 +137,8 @@ class AB:
             {**self.executor.tags(slot.arm), **{key: str(value) for key, value in tags.items()}},
             parent=self.log.run_id,
         )
-        with self.progress.stage(
-            f"boot {number} of at most {total}: {slot}", 3600 * self.design.hours.per_boot[slot.arm]
-        ):
+        expected_s = 3600 * attempts.revised(self.design, self._attempts()).per_boot[slot.arm]
+        with self.progress.stage(f"boot {number} of at most {total}: {slot}, {title}", expected_s):
             try:
                 self.executor.boot(slot, log)
             except (BootError, InvalidMeasurement) as error:
@@ -143,20 +156,19 @@ class AB:
             yield
         except KeyboardInterrupt:
             with interrupts.once(held=True):
+                self._leave("interrupted")
                 self.log.finish("KILLED", "interrupted")
-            self.progress.note(resume_hint(self.log.run_id))
+            self.progress.note(standing.resume_hint(self.log.run_id))
             raise
         except Paused as paused:
+            self._leave(str(paused))
             self.log.finish("KILLED", str(paused))
             raise
         except BaseException as error:
+            self._leave(str(error))
             self.log.finish("FAILED", str(error))
-            self.progress.note(resume_hint(self.log.run_id))
+            self.progress.note(standing.resume_hint(self.log.run_id))
             raise
-
-
-def resume_hint(run_id: str) -> str:
-    return f"go on with it: {shlex.join([sys.executable, '-m', 'orchestrator', 'ab', '--resume', run_id])}"
 
 
 def _effects(verdict: Verdict) -> dict[str, float]:

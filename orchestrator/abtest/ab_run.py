@@ -225,7 +225,7 @@ def require_ended(entry: Entry) -> None:
 
 def _executor(made: Design, inputs: Mapping[Arm, Inputs], place: Site) -> Executor:
     detected = config.box_was_detected(place.overrides)
-    return OnTheBox(inputs, made.plans, place.progress, detected, place.prod_down)
+    return OnTheBox(inputs, made.plans, place.progress, detected, place.prod_down, arm_titles.of(made.test))
 
 
 def _conduct(made: Design, executor: Executor, place: Site, log: RunLog, state: Path) -> Verdict:

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from orchestrator.abtest.design import BOOTS_PER_BLOCK, Design, Slot
+from orchestrator.abtest import hours
+from orchestrator.abtest.design import BOOTS_PER_BLOCK, Arm, Design, Hours, Slot
 from orchestrator.errors import UsageError
 from orchestrator.judging import gate
 from orchestrator.judging.gate import BootResult
@@ -30,6 +31,7 @@ class Attempt:
     run_id: str
     state: Literal["finished", "faulty", "cut off"]
     result: BootResult | None  # None where it was cut off
+    took_s: float | None = None  # its whole run; None where it has not ended
 
 
 def settled(design: Design, attempts: Sequence[Attempt], not_ready: str = "") -> Verdict | None:
@@ -47,12 +49,12 @@ def settled(design: Design, attempts: Sequence[Attempt], not_ready: str = "") ->
     spoiled = [found for found in faults if found.slot == following]
     if len(spoiled) >= TRIES:
         last = spoiled[-1]
-        verdict = judge(gate, [*finished, last.result], design.floors, hours_per_boot=design.hours.mean)
+        verdict = judge(gate, [*finished, last.result], design.floors, hours_per_boot=revised(design, attempts).mean)
         reason = f"{last.slot} was at fault {len(spoiled)} times: {fault_of(last.result)}"
         return replace(verdict, state="INVALID", reasons=(reason, *verdict.reasons))
     if not finished or len(finished) % BOOTS_PER_BLOCK:
         return None
-    verdict = judge(gate, finished, design.floors, hours_per_boot=design.hours.mean)
+    verdict = judge(gate, finished, design.floors, hours_per_boot=revised(design, attempts).mean)
     blocks = len(finished) // BOOTS_PER_BLOCK
     decided = verdict.state in ("PASS", "FAIL") and blocks in gate.looks and design.test.kind == "ab"
     return verdict if decided or verdict.state == "INVALID" or following is None else None
@@ -72,9 +74,18 @@ def so_far(design: Design, attempts: Sequence[Attempt]) -> Verdict:
     reason = f"not done: {len(finished)} of at most {len(design.order)} boots are there"
     if not whole:
         return Verdict("INCONCLUSIVE", (reason,), (), design.test.gate.name, 0, None, design.test.gate.looks[0])
-    verdict = judge(design.test.gate, whole, design.floors, hours_per_boot=design.hours.mean)
+    verdict = judge(design.test.gate, whole, design.floors, hours_per_boot=revised(design, attempts).mean)
     state = verdict.state if verdict.state == "INVALID" else "INCONCLUSIVE"
     return replace(verdict, state=state, reasons=(reason, *verdict.reasons))
+
+
+def revised(design: Design, attempts: Sequence[Attempt]) -> Hours:
+    """What a boot takes, by those of this A/B that are finished."""
+    taken: dict[Arm, list[float]] = {}
+    for found in attempts:
+        if found.state == "finished" and found.took_s:
+            taken.setdefault(found.slot.arm, []).append(found.took_s / 3600)
+    return hours.revised(design.hours, taken)
 
 
 def next_slot(design: Design, attempts: Sequence[Attempt]) -> Slot | None:
@@ -146,9 +157,9 @@ def of_entry(entry: Entry, design: Design) -> Attempt:
         plan = _plan(plan_path) if plan_path.exists() else to_jsonable(design.plans[slot.arm])
         boot = boot or _never_up(entry, design.plans[slot.arm].fingerprint)
     measured = catalog.measurements(entry.artifacts)
-    return Attempt(
-        slot, entry.run_id, state, BootResult(slot.arm, slot.block, slot.position, entry.run_id, plan, boot, measured)
-    )
+    result = BootResult(slot.arm, slot.block, slot.position, entry.run_id, plan, boot, measured)
+    took_s = None if entry.ended_s is None else entry.ended_s - entry.started_s
+    return Attempt(slot, entry.run_id, state, result, took_s)
 
 
 def _plan(path: Path) -> Mapping[str, Any]:

@@ -46,6 +46,7 @@ class OnTheBox:
     progress: Progress
     box_detected: bool
     prod_down: ExitStack
+    titles: Mapping[Arm, str] = field(default_factory=dict)  # of the arms, where variants do not tell them apart
     _is_down: bool = field(default=False, init=False)
 
     def make_ready(self, log: RunLog) -> None:
@@ -71,4 +72,4 @@ class OnTheBox:
             measured_boot.conclude(session)
 
     def _session(self, arm: Arm, log: RunLog) -> Session:
-        return Session(self.inputs[arm], self.plans[arm], self.progress, log)
+        return Session(self.inputs[arm], self.plans[arm], self.progress, log, called=self.titles.get(arm, ""))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import mean
 
@@ -40,6 +40,18 @@ def expected(tracking: Path, plans: Mapping[Arm, ServePlan], suite: Suite) -> Ho
                 f"estimated, at the pace of a small CPU box: no boot with this suite is recorded on {plan.box}"
             )
     return Hours(per_boot, "; ".join(dict.fromkeys(bases)))
+
+
+def revised(planned: Hours, taken: Mapping[Arm, Sequence[float]]) -> Hours:
+    """The hours of a boot by those that this A/B has made, `taken` by arm; an arm that has none yet is off by as much
+    as the other."""
+    own = {arm: mean(found) for arm, found in taken.items() if found}
+    if not own:
+        return planned
+    off = mean(found / planned.per_boot[arm] for arm, found in own.items())
+    count = sum(map(len, taken.values()))
+    per_boot = {arm: own.get(arm, off * was) for arm, was in planned.per_boot.items()}
+    return Hours(per_boot, f"from {count} boot{'s' * (count != 1)} of this A/B")
 
 
 def on_box(tracking: Path, box: str, suite: Suite) -> tuple[float, str]:

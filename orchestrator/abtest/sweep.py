@@ -8,8 +8,9 @@ from typing import Any
 
 from orchestrator import console, interrupts
 from orchestrator.abtest import ab_run, attempts
-from orchestrator.abtest.ab import EXIT, resume_hint
+from orchestrator.abtest.ab import EXIT
 from orchestrator.abtest.shift import UNBOUND, Shift
+from orchestrator.abtest.standing import resume_hint
 from orchestrator.errors import UsageError
 from orchestrator.recorded import catalog, identity
 from orchestrator.recorded.catalog import Entry

@@ -1,9 +1,10 @@
 """decode_ctx: time of a decoding step against the length of the context, one stream.
 
 ms/step = (last update - first update) / (updates - 1): the first update ends the prefill and is in neither the
-time nor the count. tok/s = tokens after the first update / the same time. Acceptance length = 1 + accepted /
-drafts, and the share of the drafts accepted at each position, from the server's counters over the context's requests.
-The repeated 8-gram share says how much of the output had stood in it before: a drafter is fast on what repeats.
+time nor the count. tok/s = 1 / the median over repeats of the same time / the tokens after the first update, so that
+it is 1 / (ms/step) wherever a step brings one token, also of an even number of repeats. Acceptance length = 1 +
+accepted / drafts, and the share of the drafts accepted at each position, from the server's counters over the context's
+requests. The repeated 8-gram share says how much of the output had stood in it before: a drafter is fast on repeats.
 """
 
 from __future__ import annotations
@@ -173,7 +174,7 @@ def checked(completion: Completion, prompt_tokens: int, generate_tokens: int) ->
         return replace(completion, error=f"the prompt was {completion.prompt_tokens} tokens, not {prompt_tokens}")
     if completion.completion_tokens != generate_tokens:
         return replace(completion, error=f"{completion.completion_tokens} tokens instead of {generate_tokens}")
-    if completion.decode_tok_per_s is None:
+    if not completion.decode_tok_per_s:
         return replace(completion, error="every token arrived at one time")
     return completion
 
@@ -183,11 +184,16 @@ def ms_per_step(completion: Completion) -> float:
     return completion.decode_span_ms / (len(completion.update_ns) - 1)
 
 
+def ms_per_token(completion: Completion) -> float:
+    """Of the same time, for each token after the first update."""
+    return completion.decode_span_ms / completion.decode_tokens
+
+
 def _summary(length: int, good: list[Completion]) -> dict[str, float]:
     """Medians over the repeats, and the longest gap of all."""
     return {
         f"decode.ms_per_step.ctx{length}": statistics.median(map(ms_per_step, good)),
-        f"decode.tok_per_s.ctx{length}": statistics.median(done.decode_tok_per_s or 0.0 for done in good),
+        f"decode.tok_per_s.ctx{length}": 1e3 / statistics.median(map(ms_per_token, good)),
         f"decode.ttft_ms.ctx{length}": statistics.median(done.ttft_ms for done in good),
         f"decode.longest_gap_ms.ctx{length}": max(done.longest_gap_ms for done in good),
     }

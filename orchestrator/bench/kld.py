@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -27,13 +27,13 @@ from orchestrator.bench.divergence import (
     compare,
     summarize,
 )
+from orchestrator.bench.documents import pieces_of, scored
 from orchestrator.client import Client
 from orchestrator.corpora import Corpus
 from orchestrator.errors import InvalidMeasurement, UsageError
 from orchestrator.records import Measurement, Target, to_jsonable
 from orchestrator.reference import Document, Reference, require_stack
 
-SHORTEST_TOKENS = 16  # of a line of served traffic
 COPIES = 2  # the server holds the float32 logits of a batch and their log-softmax at the same time
 
 
@@ -130,7 +130,7 @@ async def collect(target: Target, params: Params, context: BenchContext) -> Refe
     require_memory(params, context)
     sources = texts(params, context)
     async with Client(target) as client:
-        cut = [piece for corpus in sources for piece in await _cut(client, corpus, params)]
+        cut = [piece for corpus in sources for piece in await pieces_of(client, corpus, params)]
         first_text = await client.detokenize(cut[0].token_ids.tolist())
         total = 2 * len(cut)
         once = await _score(client, cut, params.top_k, context, 0, total)
@@ -250,58 +250,14 @@ def _positions(divergences: Sequence[DocumentDivergence], reference: Reference) 
     return content.getvalue()
 
 
-async def _cut(client: Client, corpus: Corpus, params: Params) -> list[Document]:
-    """Documents without scores. None overlaps another."""
-    if corpus.parts and params.protocol == "documents":
-        pieces = await _lines(client, corpus, params)
-    else:
-        tokens = numpy.array(await client.tokenize(corpus.text), dtype=numpy.int32)
-        available = len(tokens) // params.document_tokens
-        if available < params.documents:
-            raise UsageError(
-                f"corpus {corpus.name} has {len(tokens)} tokens: {available} documents of {params.document_tokens}, "
-                f"benches.kld.documents is {params.documents}"
-            )
-        stride = len(tokens) // params.documents if params.protocol == "documents" else params.document_tokens
-        pieces = [
-            tokens[number * stride : number * stride + params.document_tokens] for number in range(params.documents)
-        ]
-    none = numpy.empty((0, 0))
-    return [Document(corpus.name, token_ids, none, none, params.first) for token_ids in pieces]
-
-
-async def _lines(client: Client, corpus: Corpus, params: Params) -> list[numpy.ndarray]:
-    """The beginnings of lines, spread evenly over the file."""
-    tokens = [numpy.array(await client.tokenize(part), dtype=numpy.int32) for part in corpus.parts]
-    usable = [token_ids[: params.document_tokens] for token_ids in tokens if len(token_ids) >= SHORTEST_TOKENS]
-    if len(usable) < params.documents:
-        raise UsageError(
-            f"corpus {corpus.name} has {len(usable)} lines of at least {SHORTEST_TOKENS} tokens, "
-            f"benches.kld.documents is {params.documents}"
-        )
-    return [usable[number * len(usable) // params.documents] for number in range(params.documents)]
-
-
 async def _score(
     client: Client, cut: Sequence[Document], top_k: int, context: BenchContext, done: int, total: int
 ) -> tuple[Document, ...]:
     """One request at a time: the server holds a float32 (tokens, vocabulary) tensor for each."""
-    documents = []
+    scored_pieces = []
     for number, piece in enumerate(cut):
         context.advance(done + number, total, f"log probabilities, {piece.corpus}")
         positions = await client.prompt_logprobs(piece.token_ids.tolist(), top_k)
-        documents.append(_document(piece, positions[piece.first - 1 :], top_k))
+        scored_pieces.append(scored(piece, positions[piece.first - 1 :], top_k))
     context.advance(done + len(cut), total, "log probabilities")
-    return tuple(documents)
-
-
-def _document(piece: Document, positions: Sequence[Mapping[int, float]], top_k: int) -> Document:
-    """The server returns the actual token besides the top K: K or K + 1 entries, kept in order of probability."""
-    top_ids = numpy.full((len(positions), top_k + 1), -1, dtype=numpy.int32)
-    top_logprobs = numpy.full((len(positions), top_k + 1), -numpy.inf, dtype=numpy.float32)
-    for row, entries in enumerate(positions):
-        if len(entries) < top_k:
-            raise InvalidMeasurement(f"prompt_logprobs: {len(entries)} tokens at a position instead of {top_k}")
-        for column, (token, logprob) in enumerate(sorted(entries.items(), key=lambda entry: -entry[1])[: top_k + 1]):
-            top_ids[row, column], top_logprobs[row, column] = token, logprob
-    return replace(piece, top_ids=top_ids, top_logprobs=top_logprobs)
+    return tuple(scored_pieces)

@@ -27,6 +27,9 @@ class Server(Protocol):
     def inspected(self) -> dict[str, str] | None:
         """The environment that the container engine says it gave; None where there is no container."""
 
+    def host_pid(self) -> int | None:
+        """Its first process as this machine numbers it; None where that cannot be told."""
+
     def peak_rss_bytes(self) -> int:
         """Sum over its processes of each one's largest resident set so far."""
 

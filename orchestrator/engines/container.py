@@ -118,6 +118,12 @@ class ContainerServer:
             return {}
         return dict(item.partition("=")[::2] for item in config["Env"])
 
+    def host_pid(self) -> int | None:
+        """None where the daemon numbers processes otherwise: that pid is in no control group of the container."""
+        with contextlib.suppress(APIError, OSError, Unreachable):
+            pid = int(self._patiently(self._state)["Pid"])
+            return pid if self._container.id in Path(f"/proc/{pid}/cgroup").read_text() else None
+
     def peak_rss_bytes(self) -> int:
         """Sum over the boot's processes of each one's largest resident set so far; shared pages count in each."""
         return sum(p["peak_rss_bytes"] for p in self._processes([]))

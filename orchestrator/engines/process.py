@@ -50,6 +50,9 @@ class ProcessServer:
     def pid(self) -> int:
         return self._process.pid
 
+    def host_pid(self) -> int:
+        return self._process.pid
+
     def exit_reason(self) -> str | None:
         """None while the server's first process lives."""
         code = self._process.poll()

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from orchestrator.judging.gate import BootResult, Claim, Criterion, Gate, Role
+from orchestrator.progress import span
 from orchestrator.records import Measurement
 from orchestrator.stats import paired
 from orchestrator.stats.floor import Floor
@@ -15,6 +16,7 @@ from orchestrator.stats.floor import Floor
 State = Literal["PASS", "FAIL", "INCONCLUSIVE", "INVALID"]
 Unit = Literal["relative", "nats", "share", "count"]
 POWER = 0.8  # that "would settle it" stands for
+DIRECTED = ("superior", "non_inferior")  # claims in which better matters
 BOOTS_PER_BLOCK = 4  # where the gate takes blocks as they are
 
 
@@ -24,6 +26,7 @@ class CriterionResult:
 
     `effect` and `interval` are of B against A in `unit`: relative (0.01 is B higher by 1%), nats, share or count.
     `more_boots` (both arms together) would settle an INCONCLUSIVE; None where it is settled, or boots do not settle it.
+    `missing` says in words what would; `better` which direction is.
     """
 
     metric: str
@@ -42,6 +45,8 @@ class CriterionResult:
     sentence: str
     more_boots: int | None = None
     more_hours: float | None = None
+    missing: str = ""
+    better: str = ""
 
 
 @dataclass(frozen=True)
@@ -92,6 +97,7 @@ class Compared:
             threshold=self.criterion.threshold,
             boots_a=len(self.arm("a")),
             boots_b=len(self.arm("b")),
+            better=self.criterion.better if self.criterion.claim in DIRECTED else "",
             sentence=f"{self.metric}: {sentence}",
             **{**defaults, **found},
         )
@@ -117,16 +123,36 @@ def benefit_state(
     """(outcome, distance of the effect from the threshold, what was wanted in words), of B against A in logs."""
     sign = 1 if criterion.better == "higher" else -1
     benefit = tuple(sorted(sign * end for end in interval_log))
-    limit, share = _limit(criterion), percent(criterion.threshold or 0.0)
+    limit, wanted = _limit(criterion), asked(criterion.claim, criterion.threshold, criterion.better)
     if criterion.claim == "equivalent":
-        wanted = f"the arms may differ by less than {share}"
         return _equivalent(benefit, limit), abs(abs(effect_log) - limit), wanted
-    if criterion.claim == "superior":
-        wanted = f"B must be better by more than {share}" if criterion.threshold else "B must be better"
-    else:
-        wanted = f"B may be worse by less than {share}"
-    wanted = f"{criterion.better} is better and {wanted}"
     return paired.decide(benefit, limit), abs(sign * effect_log - limit), wanted
+
+
+def asked(claim: Claim, threshold: float | None, better: str = "") -> str:
+    """What the claim asks of B, in words: a threshold is an amount, and the words say which way it goes."""
+    share = percent(threshold or 0.0)
+    direction = f"{better} is better and " if better else ""
+    return {
+        "superior": f"{direction}B must be better by more than {share}"
+        if threshold
+        else f"{direction}B must be better",
+        "non_inferior": f"{direction}B may be worse by less than {share}"
+        if threshold
+        else f"{direction}B must not be worse",
+        "equivalent": f"the arms may differ by less than {share}",
+        "fidelity_not_worse": f"B may be higher by less than {threshold or 0.0:g} nats",
+        "accuracy_not_worse": f"B may be lower by less than {100 * (threshold or 0.0):.3g} points",
+        "no_more": "B may not have more",
+        "identical": "B must say the same",
+    }[claim]
+
+
+def said_interval(confidence: float, ends: tuple[float, float], text: Callable[[float], str], items: str) -> str:
+    """An interval in words; one without width says why it has none."""
+    if ends[0] == ends[1]:
+        return f"no interval: all {items} give this one value"
+    return f"{100 * confidence:.1f}% interval {text(ends[0])} to {text(ends[1])}"
 
 
 def settled_by(result: CriterionResult, blocks: int | None, have: int, look: Look) -> CriterionResult:
@@ -142,7 +168,7 @@ def would_settle(result: CriterionResult) -> str:
     """The words for it."""
     if result.more_boots is None:
         return "if the truth is what was seen, no reasonable number of boots settles it"
-    hours = "" if result.more_hours is None else f" ({result.more_hours:.1f} hours)"
+    hours = "" if result.more_hours is None else f" ({span(3600 * result.more_hours)})"
     return f"if the truth is what was seen, {result.more_boots} more boots{hours} settle it in 4 of 5 cases"
 
 

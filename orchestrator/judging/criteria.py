@@ -21,14 +21,16 @@ EVALUATORS: Mapping[Claim, Callable[[Compared, Look], CriterionResult]] = {
 
 
 def evaluate(look: Look, results: Sequence[BootResult]) -> list[CriterionResult]:
-    """A result for each metric of each criterion.
+    """A result for each metric of each criterion: of the primary one first, then by the criteria's names, as a record
+    does not have the order in which a gate was written.
 
     A metric that one boot has, every boot must have. Where blocks are of no size, as those of recorded decisions, every
     metric may have blocks of its own.
     """
     found: list[CriterionResult] = []
     measured = [(result, frozenset(metrics_of(result))) for result in results]
-    for criterion in look.gate.criteria.values():
+    named = sorted(look.gate.criteria.items(), key=lambda of: (of[1].role != "primary", of[0]))
+    for _, criterion in named:
         names = expand(criterion, {name for _, has in measured for name in has})
         if not names and criterion.required:
             nothing = Compared(criterion, criterion.metric, ())

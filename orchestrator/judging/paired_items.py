@@ -11,8 +11,11 @@ from orchestrator.judging.comparison import (
     Compared,
     CriterionResult,
     Look,
+    asked,
     benefit_state,
     relative,
+    said_interval,
+    signed,
 )
 from orchestrator.judging.gate import BootResult
 from orchestrator.stats import paired, proportions, resample
@@ -40,15 +43,16 @@ def fidelity(compared: Compared, look: Look) -> CriterionResult:
     low, high = _with_boots(compared, look, drawn.value, drawn.interval(look.confidence), compared.values())
     limit = compared.criterion.threshold or 0.0
     state = paired.decide((-high, -low), -limit)
+    interval = said_interval(look.confidence, (low, high), "{:+.4f}".format, "documents")
     said = (
-        f"B is {drawn.value:+.4f} nats against A ({100 * look.confidence:.1f}% interval {low:+.4f} to {high:+.4f}; "
-        f"{len(names)} documents, {boots_of(compared)}); it may rise by less than {limit:g}"
+        f"B is {drawn.value:+.4f} nats against A ({interval}; {len(names)} documents, {boots_of(compared)}); "
+        f"{asked(compared.criterion.claim, limit)}"
     )
-    if state == "INCONCLUSIVE":
-        said += f"; {_items_needed(abs(limit - drawn.value), drawn, look, 'documents')}"
+    missing = _items_needed(abs(limit - drawn.value), drawn, look, "documents") if state == "INCONCLUSIVE" else ""
     return compared.result(
-        state, unit, said, effect=drawn.value, interval=(low, high), confidence=look.confidence, floor_note="documents"
-    )
+        state, unit, _joined(said, missing), effect=drawn.value, interval=(low, high), confidence=look.confidence,
+        floor_note="documents", missing=missing,
+    )  # fmt: skip
 
 
 def counts_drafts(compared: Compared) -> bool:
@@ -79,15 +83,13 @@ def acceptance(compared: Compared, look: Look) -> CriterionResult:
     low, high = _with_boots(compared, look, drawn.value, drawn.interval(look.confidence), logs)
     state, distance, wanted = benefit_state(compared.criterion, drawn.value, (low, high))
     effect, ends = relative(drawn.value), (relative(low), relative(high))
-    said = (
-        f"B is {100 * effect:+.2f}% against A ({100 * look.confidence:.1f}% interval {100 * ends[0]:+.2f}% to "
-        f"{100 * ends[1]:+.2f}%; {len(names)} prompts, {boots_of(compared)}); {wanted}"
-    )
-    if state == "INCONCLUSIVE":
-        said += f"; {_items_needed(distance, drawn, look, 'prompts')}"
+    interval = said_interval(look.confidence, ends, signed, "prompts")
+    said = f"B is {signed(effect)} against A ({interval}; {len(names)} prompts, {boots_of(compared)}); {wanted}"
+    missing = _items_needed(distance, drawn, look, "prompts") if state == "INCONCLUSIVE" else ""
     return compared.result(
-        state, unit, said, effect=effect, interval=ends, confidence=look.confidence, floor_note="prompts"
-    )
+        state, unit, _joined(said, missing), effect=effect, interval=ends, confidence=look.confidence,
+        floor_note="prompts", missing=missing,
+    )  # fmt: skip
 
 
 def accuracy(compared: Compared, look: Look) -> CriterionResult:
@@ -131,12 +133,13 @@ def accuracy(compared: Compared, look: Look) -> CriterionResult:
     margin = criterion.threshold or 0.0
     state = paired.decide((low, high), -margin)
     a_only, b_only = proportions.disagreeing(right["a"], right["b"])
+    interval = said_interval(look.confidence, (low, high), lambda end: f"{100 * end:+.2f}", "questions")
     said = (
-        f"B is {100 * found.difference:+.2f} points against A ({100 * look.confidence:.1f}% interval {100 * low:+.2f} "
-        f"to {100 * high:+.2f}; the same {len(names)} questions, {a_only} better in A and {b_only} in B, McNemar "
-        f"p = {proportions.mcnemar(a_only, b_only):.2g}; {boots_of(compared)}); "
-        f"it may fall by less than {100 * margin:g}"
+        f"B is {100 * found.difference:+.2f} points against A ({interval}; the same {len(names)} questions, "
+        f"{a_only} better in A and {b_only} in B, McNemar p = {proportions.mcnemar(a_only, b_only):.2g}; "
+        f"{boots_of(compared)}); {asked(criterion.claim, margin)}"
     )
+    missing = ""
     if state == "INCONCLUSIVE":
         distance = abs(found.difference + margin)
         spread = (found.a_only + found.b_only) / found.n - found.difference**2
@@ -144,16 +147,21 @@ def accuracy(compared: Compared, look: Look) -> CriterionResult:
             NormalDist().inv_cdf(1 - look.last_level) ** 2 / margin if margin else math.inf
         )  # with none that differs
         wanted = max(_size(distance, spread**0.5, look), least) * len(names) / found.n
-        said += f"; about {math.ceil(wanted)} questions would settle it" if math.isfinite(wanted) else ""
+        missing = f"about {math.ceil(wanted)} questions would settle it" if math.isfinite(wanted) else ""
     return compared.result(
         state,
         unit,
-        said,
+        _joined(said, missing),
         effect=found.difference,
         interval=(low, high),
         confidence=look.confidence,
         floor_note="questions",
+        missing=missing,
     )
+
+
+def _joined(said: str, missing: str) -> str:
+    return f"{said}; {missing}" if missing else said
 
 
 def _with_boots(

@@ -14,6 +14,7 @@ from orchestrator.judging.comparison import (
     benefit_state,
     percent,
     relative,
+    said_interval,
     settled_by,
     signed,
     would_settle,
@@ -67,6 +68,7 @@ def numbers(compared: Compared, look: Look) -> CriterionResult:
         prior = floor.dof if floor and found.borrowed else 0.0
         needed = blocks_needed(distance, found.sd, prior, look.last_level, POWER, blocks + 1)
         result = settled_by(result, needed, blocks, look)
+        result = replace(result, missing=would_settle(result))
     return replace(result, sentence=_sentence(result, wanted, found))
 
 
@@ -96,16 +98,18 @@ def floor_for(compared: Compared, look: Look) -> tuple[Floor | None, str]:
 def _undecided(compared: Compared, look: Look, why: str, note: str) -> CriterionResult:
     boots = look.gate.boots_per_block or BOOTS_PER_BLOCK
     hours = None if look.hours_per_boot is None else boots * look.hours_per_boot
-    said = f"{why}; {note}; measure a floor, or make another block of {boots} boots"
-    return compared.result("INCONCLUSIVE", "relative", said, floor_note=note, more_boots=boots, more_hours=hours)
+    missing = f"measure a floor, or make another block of {boots} boots"
+    return compared.result(
+        "INCONCLUSIVE", "relative", f"{why}; {note}; {missing}", floor_note=note, more_boots=boots, more_hours=hours,
+        missing=missing,
+    )  # fmt: skip
 
 
 def _sentence(result: CriterionResult, wanted: str, found: paired.Estimate) -> str:
-    low, high = result.interval or (0.0, 0.0)
+    interval = said_interval(result.confidence or 0.0, result.interval or (0.0, 0.0), signed, "boots")
     said = (
-        f"{result.metric}: B is {signed(result.effect or 0.0)} against A "
-        f"({100 * (result.confidence or 0):.1f}% interval "
-        f"{signed(low)} to {signed(high)}; {result.boots_a} + {result.boots_b} boots; "
+        f"{result.metric}: B is {signed(result.effect or 0.0)} against A ({interval}; "
+        f"{result.boots_a} + {result.boots_b} boots; "
         f"boot SD {percent(found.sd)} on {found.dof:g} dof; {result.floor_note}); {wanted}"
     )
-    return said if result.state != "INCONCLUSIVE" else f"{said}; {would_settle(result)}"
+    return said if result.state != "INCONCLUSIVE" else f"{said}; {result.missing}"

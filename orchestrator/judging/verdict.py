@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from orchestrator.judging import criteria, validity
+from orchestrator.judging import criteria, disturbed, validity
 from orchestrator.judging.comparison import CriterionResult, Look, State
 from orchestrator.judging.gate import BootResult, Gate
 from orchestrator.stats import looks
@@ -75,7 +75,7 @@ def judge(
         reasons.insert(0, "criteria: nothing was measured of the primary one, so what is claimed was not asked")
     return Verdict(
         state=state,
-        reasons=tuple(reasons),
+        reasons=(*reasons, *disturbed.reasons(judged)),
         criteria=tuple(found),
         gate=gate.name,
         look=blocks,

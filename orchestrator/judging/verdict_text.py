@@ -6,15 +6,17 @@ import re
 import sys
 from typing import TYPE_CHECKING
 
-from orchestrator import console, labels
+from orchestrator import console
 from orchestrator.abtest import arm_titles, hours
 from orchestrator.abtest.design import Design
+from orchestrator.judging import headline
 from orchestrator.judging.verdict import CriterionResult, Verdict
 from orchestrator.schema import ABTest
 
 if TYPE_CHECKING:
     from rich.table import Table
 
+PRIMARY_NOTE = "* the primary criterion: what B is claimed to be; the others guard against what it may cost"
 STYLES = {"PASS": "bold green", "FAIL": "bold red", "INVALID": "bold red", "INCONCLUSIVE": "bold yellow"}
 
 
@@ -29,7 +31,9 @@ def _show(verdict: Verdict, design: Design, run_id: str) -> None:
 
     test, out = design.test, console.stdout()
     what = _what(test)
-    out.print(Text(f"{verdict.state}  ", STYLES[verdict.state]) + Text(f"{what}, gate {verdict.gate}", ""))
+    said = headline.of(verdict).removeprefix(verdict.state)
+    out.print(Text(verdict.state, STYLES[verdict.state]) + Text(said, ""), soft_wrap=True)
+    out.print(Text(f"{what}, gate {verdict.gate}"), soft_wrap=True)
     if verdict.criteria:
         out.print(table(verdict))
     sentences = [criterion.sentence for criterion in verdict.criteria]
@@ -47,53 +51,44 @@ def _what(test: ABTest) -> str:
     return f"A/A of {test.a.name}" if test.kind == "floor" else f"{titles['b']} (b) against {titles['a']} (a)"
 
 
-def as_markdown(verdict: Verdict, design: Design) -> str:
-    """The verdict in a few lines, for the description of its run; what stands in reasons stays text."""
+def as_markdown(verdict: Verdict, design: Design, pictures: bool = True) -> str:
+    """The verdict in a few lines, for the description of its run; what stands in reasons stays text. `pictures` says
+    that there is a report."""
     test = design.test
     what = _what(test)
-    lines = [f"**{verdict.state}** {_escaped(what)}, gate {_escaped(verdict.gate)}", ""]
-    lines += [f"- {_escaped(reason)}" for reason in verdict.reasons]
-    return "\n".join([*lines, "", "Pictures and numbers: the artifact `report.html`."])
+    said = headline.of(verdict).removeprefix(verdict.state)
+    lines = [f"**{verdict.state}**{escaped(said)}", "", f"{escaped(what)}, gate {escaped(verdict.gate)}", ""]
+    lines += [f"- {escaped(reason)}" for reason in verdict.reasons]
+    if pictures:
+        lines += ["", "Pictures and numbers: the artifact `report.html`."]
+    return "\n".join(lines)
 
 
-def _escaped(text: str) -> str:
+def escaped(text: str) -> str:
     """Markdown and HTML as plain text."""
     return re.sub(r"([\\`*_{}\[\]<>#|~])", r"\\\1", text)
 
 
 def table(verdict: Verdict) -> Table:
-    """One row a criterion."""
+    """One row a criterion, and under it what its marks mean."""
     from rich.table import Table
     from rich.text import Text
 
-    found = Table(box=None, pad_edge=False, header_style="bold")
-    for head in ("criterion", "claim", "state", "effect", "interval", "threshold", "boots", "to settle"):
+    found = Table(box=None, pad_edge=False, header_style="bold", caption_justify="left", caption_style="")
+    found.caption = PRIMARY_NOTE
+    for head in ("criterion", "claim", "state", "effect", "interval", "asked of B", "boots", "to settle"):
         right = head in ("effect", "boots")
         found.add_column(head, no_wrap=head == "state", overflow="fold", justify="right" if right else "left")
-    for criterion in verdict.criteria:
+    for criterion, row in zip(verdict.criteria, headline.rows(verdict.criteria), strict=True):
+        metric, role, *cells = row
         cells = (
-            f"{criterion.metric}{' *' if criterion.role == 'primary' else ''}",
-            criterion.claim.replace("_", " "),
-            criterion.state,
-            amount(criterion.effect, criterion),
-            "" if criterion.interval is None else " to ".join(amount(end, criterion) for end in criterion.interval),
-            amount(criterion.threshold, criterion),
+            f"{metric}{' *' if role == 'primary' else ''}",
+            *cells,
             f"{criterion.boots_a}+{criterion.boots_b}",
             _to_settle(criterion),
         )
         found.add_row(*(Text(cell, STYLES[criterion.state] if n == 2 else "") for n, cell in enumerate(cells)))
     return found
-
-
-def amount(value: float | None, criterion: CriterionResult) -> str:
-    """A number in the criterion's unit: relative effects and shares as percent, with their sign."""
-    if value is None:
-        return ""
-    if criterion.unit in ("relative", "share"):
-        return f"{100 * value:+.2f}%"
-    if criterion.unit == "nats":
-        return f"{value:+.4f} nats"
-    return labels.text(value)
 
 
 def _to_settle(criterion: CriterionResult) -> str:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 WIDTH_IN = 4.8
+LETTERS_ACROSS = 44  # that the labels below a picture may have side by side
 FAR = 1.5  # times the largest value: no interval is drawn beyond
 
 
@@ -99,7 +100,7 @@ def concurrency(measurement: Measurement) -> Picture | None:
             axes.plot(places, [value for at, value in points if at in ticks], "o-", color=color)
             axes.set_ylabel(name)
             from_zero(axes)
-        lower.set_xticks(range(len(ticks)), [f"{at:,}" for at in ticks])
+        at_places(lower, ticks)
         lower.set_xlabel("Requests at once")
 
     alt = f"Aggregate tok/s: {spoken(rates, 'tok/s')}. Median TTFT in ms: {spoken(waits, 'ms')}. By requests at once."
@@ -192,8 +193,7 @@ def _curve(
         shown = [(ticks.index(at), value) for at, value in dots if at in ticks]
         axes.plot([x for x, _ in shown], [y for _, y in shown], "o", color=paper.second, alpha=0.55, markersize=4.5)
         axes.plot(range(len(ticks)), [value for _, value in points], "o-", color=paper.first)
-        axes.set_xticks(range(len(ticks)), [f"{at:,}" for at in ticks])
-        axes.margins(x=0.08)
+        at_places(axes, ticks)
         from_zero(axes)
         axes.set_xlabel(along)
         axes.set_ylabel(up)
@@ -206,6 +206,15 @@ def _dots(
     measurement: Measurement, one: Callable[[Mapping[str, Any]], tuple[int, float] | None]
 ) -> list[tuple[int, float]]:
     return [dot for dot in map(one, measurement.samples) if dot is not None]
+
+
+def at_places(axes: Axes, ticks: Sequence[int]) -> None:
+    """Evenly spaced ticks, each with half a place of room to both sides, so that what is shifted from one stays at it,
+    also where it is the only one; labels that would touch are slanted."""
+    axes.set_xticks(range(len(ticks)), [f"{at:,}" for at in ticks])
+    axes.set_xlim(-0.5, len(ticks) - 0.5)
+    if sum(len(f"{at:,}") + 2 for at in ticks) > LETTERS_ACROSS:
+        axes.tick_params(axis="x", labelrotation=40, labelsize=9)
 
 
 def from_zero(axes: Axes, values: Sequence[float] = (), *, sideways: bool = False) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from orchestrator import labels
-from orchestrator.pages.charts import Paper, Picture, from_zero, picture, spoken
+from orchestrator.pages.charts import Paper, Picture, at_places, from_zero, picture, spoken
 from orchestrator.recorded.sides import Side, mean
 
 if TYPE_CHECKING:
@@ -67,8 +67,7 @@ def _curves(
                 if len(values) > 1:
                     axes.plot([ticks.index(at) + shift] * len(values), values, ".", color=color, alpha=0.45)
             _line(axes, [ticks.index(at) + shift for at, _ in of], [v for _, v in of], number, color, side.title)
-        axes.set_xticks(range(len(ticks)), [f"{at:,}" for at in ticks])
-        axes.margins(x=0.08)
+        at_places(axes, ticks)
         from_zero(axes, [value for of in points for _, values in of for value in values])
         axes.set_xlabel(along)
         axes.set_ylabel(up)
@@ -98,9 +97,8 @@ def concurrency(sides: Sequence[Side]) -> Picture | None:
                     axes, [n + shift for n, _ in found], [v for _, v in found], number, paper.color(number), side.title
                 )
             axes.set_ylabel(up)
-            axes.margins(x=0.08)
             from_zero(axes, [v for side in sides for at in ticks for v in side.values(f"{name}.conc{at}")])
-        lower.set_xticks(range(len(ticks)), [f"{at:,}" for at in ticks])
+        at_places(lower, ticks)
         lower.set_xlabel("Requests at once")
         _legend(figure, upper, paper)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from orchestrator import __version__, labels, plan_text
 from orchestrator.abtest import arm_titles, attempts
 from orchestrator.abtest.design import Design
-from orchestrator.judging import verdict_text
+from orchestrator.judging import headline
 from orchestrator.judging.verdict import Verdict
 from orchestrator.pages import criteria_chart, page, paired_charts, questions
 from orchestrator.pages.charts import Picture
@@ -66,6 +66,7 @@ def render(
         heading=_heading(shown, judged),
         state=judged.verdict.state.lower() if judged else "none",
         verdict=judged.verdict.state if judged else "NO VERDICT",
+        why=headline.of(judged.verdict).removeprefix(judged.verdict.state) if judged else "",
         claim=_claim(judged),
         reasons=_reasons(judged),
         marks=simulated,
@@ -131,22 +132,13 @@ def _reasons(judged: Judged | None) -> list[str]:
 
 
 def _criteria(judged: Judged) -> Table:
+    found = judged.verdict.criteria
     rows = []
-    for c in judged.verdict.criteria:
-        ends = "none" if c.interval is None else " to ".join(verdict_text.amount(end, c) for end in c.interval)
-        rows.append(
-            (
-                c.metric + (" (primary)" if c.role == "primary" else ""),
-                c.claim.replace("_", " "),
-                c.state,
-                verdict_text.amount(c.effect, c) or "none",
-                ends,
-                verdict_text.amount(c.threshold, c) or "none",
-                f"{c.boots_a} + {c.boots_b}",
-                c.floor_note or "none",
-            )
-        )
-    heads = ("Criterion", "Claim", "State", "B against A", "Interval", "Threshold", "Boots", "Floor")
+    for c, (metric, role, *cells) in zip(found, headline.rows(found), strict=True):
+        name = f"{metric} (primary)" if role == "primary" else metric
+        shown = (cell or "none" for cell in cells)
+        rows.append((name, *shown, f"{c.boots_a} + {c.boots_b}", c.floor_note or "none"))
+    heads = ("Criterion", "Claim", "State", "B against A", "Interval", "Asked of B", "Boots", "Floor")
     return Table("What the gate asks, and what the boots say", heads, tuple(rows))
 
 
@@ -254,6 +246,7 @@ def _boots(shown: Sequence[Side], judged: Judged | None) -> Table:
         "Ready after (s)",
         "KV tokens",
         "New compiled files",
+        "Processors, others (%)",
         "Environment",
         "Layers",
     )
@@ -269,6 +262,7 @@ def _boot_cells(boot: Boot) -> tuple[str, ...]:
         labels.text(boot.boot_s),
         "cold: not read" if boot.kv_tokens is None and boot.cache_state == "cold" else labels.text(boot.kv_tokens),
         "not looked at" if boot.compiled_files is None else labels.text(boot.compiled_files),
+        "not known" if boot.other_cpu_share is None else labels.text(boot.other_cpu_share, "%"),
         f"read in {len(boot.processes)} processes" if boot.processes else "not read",
         f"{sum(counts)} of {', '.join(bits)} bits" if sum(counts) else "none attested",
     )

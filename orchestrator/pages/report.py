@@ -110,6 +110,7 @@ def _boots(boots: Sequence[Boot]) -> Table:
             "cold: not read" if boot.kv_tokens is None and boot.cache_state == "cold" else labels.text(boot.kv_tokens),
             labels.text(None if boot.rss_peak_bytes is None else boot.rss_peak_bytes / 2**30),
             "not looked at" if boot.compiled_files is None else labels.text(boot.compiled_files),
+            "not known" if boot.other_cpu_share is None else labels.text(boot.other_cpu_share, "%"),
         )
         for boot in boots
     ]
@@ -122,6 +123,7 @@ def _boots(boots: Sequence[Boot]) -> Table:
         "KV tokens",
         "Peak memory (GiB)",
         "New compiled files",
+        "Processors, others (%)",
     )
     return Table("The servers that were started, in order", heads, tuple(rows))
 

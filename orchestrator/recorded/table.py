@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from orchestrator import labels
+from orchestrator import foreign_load, labels
 from orchestrator.records import Boot, Measurement
 
 if TYPE_CHECKING:
@@ -67,6 +67,9 @@ def _boot_rows(boot: Boot) -> Iterator[Row]:
     yield "boot", "ready after", labels.text(boot.boot_s), "s", f"{boot.cache_state} cache{compiled}"
     yield "boot", "KV cache", labels.text(boot.kv_tokens), "tokens", ""
     yield "boot", "peak memory", labels.text(memory_gib), "GiB", ""
+    if boot.other_cpu_share is not None:
+        told = "its times may be longer than they are alone" if boot.other_cpu_share >= foreign_load.TELLING else ""
+        yield "boot", "processors, others", labels.text(boot.other_cpu_share, "%"), "%", told
 
 
 def _rows(measurement: Measurement, unusable: Sequence[Boot]) -> Iterator[Row]:

@@ -121,6 +121,8 @@ def compare(options: Options) -> int:
     directory = Path(paths.tracking)
     known = catalog.entries(directory)
     entries = [catalog.find(directory, run_id, known) for run_id in ids]
+    if twice := [entry.run_id for n, entry in enumerate(entries) if entry in entries[:n]]:
+        raise UsageError(f"run {twice[0]} is there twice, and a run differs in nothing from itself; name another run")
     if len(entries) == 1:
         return _compare_ab(directory, entries[0], usage)
     columns = side_by_side.read(entries)

@@ -57,12 +57,18 @@ def guard(options: Options) -> int:
 
 
 def knobs(options: Options) -> int:
-    from orchestrator.knobs import REGISTRY
+    from orchestrator.errors import UsageError
+    from orchestrator.knobs import REGISTRY, matching
 
+    found = matching(options.overrides)
+    if not found:
+        raise UsageError(
+            f"no knob has {' and '.join(options.overrides)} in its name or text; `knobs` lists all of them"
+        )
     names, allowed = (max(map(len, of)) for of in (REGISTRY, [knob.wanted() for knob in REGISTRY.values()]))
     print("set one with +variant.knobs.NAME=VALUE, in an A/B with +a.knobs.NAME=VALUE or +b.knobs.NAME=VALUE\n")
     print(f"{'name':<{names}}  default  {'allowed':<{allowed}}  what it does")
-    for knob in REGISTRY.values():
+    for knob in found:
         print(f"{knob.name:<{names}}  {knob.default:<7}  {knob.wanted():<{allowed}}  {knob.doc}")
     return 0
 

@@ -37,7 +37,7 @@ def _plan_ab(options: Options) -> int:
     from datetime import UTC, datetime
 
     from orchestrator import config, plan_text
-    from orchestrator.abtest import ab_run, design_text, sweep
+    from orchestrator.abtest import ab_run, arm_titles, design_text, sweep
     from orchestrator.records import to_jsonable
 
     test = config.load_ab(options.overrides)
@@ -51,7 +51,7 @@ def _plan_ab(options: Options) -> int:
         print(json.dumps(shown if test.sweep else shown[0], indent=2, sort_keys=True))
         return 0
     for made in designs:
-        names = [f"{arm} {made.plans[arm].variant}" for arm in made.plans]
+        names = [f"{arm} {title}" for arm, title in arm_titles.of(made.test).items()]
         print(design_text.as_text(made, datetime.now(UTC)), end="\n\n")
         print(plan_text.differences_as_text(*made.plans.values(), names))
     return 0

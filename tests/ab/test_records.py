@@ -191,6 +191,12 @@ def test_compare_refuses_what_cannot_be_paired_and_says_why(store, capsys, other
     assert said in capsys.readouterr().err
 
 
+def test_compare_of_a_run_with_itself_is_refused(store, capsys):
+    a, b = store(), store()
+    assert run(store, "compare", a, b, a[:12]) == 2
+    assert f"run {a} is there twice, and a run differs in nothing from itself" in capsys.readouterr().err
+
+
 def test_compare_and_verdict_want_run_ids(store, capsys):
     assert run(store, "compare", store()) == 2 and run(store, "verdict") == 2
     assert "compare takes two runs or more" in capsys.readouterr().err

@@ -233,6 +233,12 @@ def test_decode_takes_medians_over_the_repeats_and_the_longest_gap_of_all():
     }
 
 
+def test_tokens_a_second_and_time_per_step_are_of_the_same_repeats():
+    repeats = [done_at(0, 10, 20), done_at(0, 40, 80)]  # two: the mean of the rates is no rate of the mean time
+    found = decode_ctx._summary(64, repeats)
+    assert found["decode.ms_per_step.ctx64"] == 25.0 and found["decode.tok_per_s.ctx64"] == pytest.approx(1e3 / 25.0)
+
+
 def test_prefill_takes_the_median_run_and_the_best_one(context, monkeypatch):
     ttfts_ms = iter([999.0, 10.0, 20.0, 90.0])  # the first is the warm-up's
 

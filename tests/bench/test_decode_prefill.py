@@ -64,7 +64,7 @@ def recomputed_decode(samples: Sequence[Mapping[str, Any]]) -> dict[str, float]:
             later - earlier for s in good for earlier, later in zip(s["update_ms"], s["update_ms"][1:], strict=False)
         ]
         metrics[f"decode.ms_per_step.{at}"] = statistics.median(a / b for a, b in zip(spans, steps, strict=True))
-        metrics[f"decode.tok_per_s.{at}"] = statistics.median(1e3 * a / b for a, b in zip(tokens, spans, strict=True))
+        metrics[f"decode.tok_per_s.{at}"] = 1e3 / statistics.median(b / a for a, b in zip(tokens, spans, strict=True))
         metrics[f"decode.ttft_ms.{at}"] = statistics.median(s["update_ms"][0] for s in good)
         metrics[f"decode.longest_gap_ms.{at}"] = max(gaps)
         metrics[f"decode.client_lag_ms.p99.{at}"] = float(numpy.percentile(extra["client_lag_ms"], 99))

@@ -12,6 +12,7 @@ import pytest
 from truth_server import VOCABULARY, Script, next_logprobs, serving
 
 from orchestrator import reference as store
+from orchestrator.bench import documents as kl_documents
 from orchestrator.bench import kld, measure_one, params_of, require_suite
 from orchestrator.bench.divergence import (
     STATISTICS,
@@ -454,7 +455,7 @@ def test_a_failed_request_is_invalid(context):
 
 def test_fewer_tokens_than_asked_are_invalid():
     with pytest.raises(InvalidMeasurement, match="2 tokens at a position instead of 3"):
-        kld._document(document({1: 0.9}, 1), [{1: -0.1, 2: -3.0}], 3)
+        kl_documents.scored(document({1: 0.9}, 1), [{1: -0.1, 2: -3.0}], 3)
 
 
 def test_a_corpus_that_is_too_short_is_refused(context):

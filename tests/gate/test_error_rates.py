@@ -2,31 +2,23 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
-from pathlib import Path
 
 import numpy
 import pytest
 
+from benchmarks import gate_error_rates
 from orchestrator.judging.gate import Criterion, Gate
 from orchestrator.judging.verdict import judge
 from orchestrator.stats import power
 from orchestrator.stats.floor import Floor
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "gate_error_rates.py"
 RUNS = 4000
 
 
 @pytest.fixture(scope="module")
 def simulation():
-    spec = importlib.util.spec_from_file_location("gate_error_rates", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    import sys
-
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    return gate_error_rates
 
 
 def at_most(alpha: float, runs: int) -> float:

@@ -13,7 +13,7 @@ from orchestrator.errors import UsageError
 from orchestrator.judging import arms, gate
 from orchestrator.judging.gate import BootResult
 from orchestrator.records import Boot, to_jsonable
-from orchestrator.stats import looks, proportions
+from orchestrator.stats import looks, proportions, resample
 
 FILES = sorted((Path(__file__).parents[2] / "conf" / "gate").glob("*.yaml"))
 NAMES = {"drafter", "floor", "format", "identical", "kernel", "speculation"}
@@ -122,3 +122,13 @@ def test_no_gate_asks_of_a_suite_what_its_questions_could_never_show(path, suite
         if criterion.claim == "accuracy_not_worse" and arms._matches(metric, criterion.metric):
             low, _ = proportions.score_interval(proportions.Discordance(params.n, 0, 0), 1 - 2 * level)
             assert low > -criterion.margin
+
+
+def test_the_smoke_suite_leaves_the_guard_on_kl_open_and_quick_does_not():
+    documents = {}
+    for name in ("smoke", "quick"):
+        suite = yaml.safe_load((FILES[0].parents[1] / "suite" / f"{name}.yaml").read_text())
+        documents[name] = suite["benches"]["kld"]["documents"]
+    assert documents["smoke"] < resample.MIN_ITEMS <= documents["quick"]
+    for name in ("kernel", "format"):
+        assert any(c.claim == "fidelity_not_worse" for c in gate.load(name).criteria.values())

@@ -91,7 +91,8 @@ def test_an_open_verdict_says_how_many_boots_and_hours_would_settle_it(ab):
     (found,) = verdict.criteria
     assert verdict.state == "INCONCLUSIVE" and found.more_boots > 0 and found.more_boots % 4 == 0
     assert found.more_hours == found.more_boots / 2
-    assert f"{found.more_boots} more boots" in found.sentence and "hours" in found.sentence
+    assert f"{found.more_boots} more boots ({found.more_boots // 2} h 00 min)" in found.sentence
+    assert found.sentence.endswith(found.missing)
 
 
 def test_without_a_floor_the_gate_says_so_and_needs_more(ab):

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from orchestrator.judging.comparison import CriterionResult
 from orchestrator.pages import charts, criteria_chart, paired_charts
 from orchestrator.recorded import sides
+from orchestrator.recorded.sides import Sample, Side
 
 
 @pytest.fixture
@@ -57,3 +60,51 @@ def test_the_criteria_and_their_thresholds_are_seen_beside_an_interval_of_thousa
     object.__setattr__(result, "interval", (-0.06, -0.04))
     low, high = criteria_chart._seen([result], [(0.0,)])
     assert -7 < low < -6 and 0 < high < 1
+
+
+def two_sides(metric: str, ticks: tuple[int, ...]) -> list[Side]:
+    def side(key: str, base: float) -> Side:
+        samples = [
+            Sample(key, n, str(n), {metric.format(at): base + n + at / 1e4 for at in ticks}, {}, None, None, (), 0, n)
+            for n in range(3)
+        ]
+        return Side(key, f"variant {key}", "measured", tuple(samples))
+
+    return [side("A", 20.0), side("B", 19.0)]
+
+
+def drawn(monkeypatch, draw, shown: list[Side]) -> Figure:
+    """The figure behind a picture."""
+    taken = []
+    monkeypatch.setattr(paired_charts, "picture", lambda how, height, *_: taken.append((how, height)))
+    draw(shown)
+    ((how, height),) = taken
+    figure = Figure(figsize=(charts.WIDTH_IN, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    how(figure, charts.LIGHT)
+    figure.canvas.draw()
+    return figure
+
+
+@pytest.mark.parametrize("ticks", [(512,), (32, 512), (0, 512, 2048, 8192, 16384, 32768, 65536, 98304, 131072)])
+@pytest.mark.parametrize(
+    ("draw", "metric"),
+    [
+        (paired_charts.decode, "decode.ms_per_step.ctx{}"),
+        (paired_charts.concurrency, "betterbench.aggregate_tok_per_s.conc{}"),
+    ],
+)
+def test_the_marks_of_both_sides_stand_at_their_tick_and_no_labels_touch(monkeypatch, draw, metric, ticks):
+    figure = drawn(monkeypatch, draw, two_sides(metric, ticks))
+    axes = figure.axes[0]
+    lines = [line for line in axes.get_lines() if line.get_label().startswith(("A", "B"))]
+    left, right = (list(line.get_xdata()) for line in lines)
+    assert [(a + b) / 2 for a, b in zip(left, right, strict=True)] == pytest.approx(list(range(len(ticks))))
+    width = axes.get_xlim()[1] - axes.get_xlim()[0]
+    assert width == pytest.approx(len(ticks)), "half a place to both sides, also of the only one"
+    assert all(0 < b - a <= 0.2 for a, b in zip(left, right, strict=True))
+    labels = [label.get_window_extent() for label in figure.axes[-1].get_xticklabels()]
+    if figure.axes[-1].get_xticklabels()[0].get_rotation() == 0:
+        assert all(a.x1 < b.x0 for a, b in pairwise(labels))
+    else:
+        assert all(a.x1 - b.x1 < -8 for a, b in pairwise(labels)), "slanted ones end apart"

@@ -112,6 +112,7 @@ def test_a_good_run_is_0_with_its_numbers_everywhere(site, capsys):
     assert said(site) == ("FINISHED", "OK") and site.nothing_runs()
     (record,) = site.records()
     assert record.data.metrics[NUMBER] > 0 and record.data.metrics["boot.kv_tokens"] == 46592
+    assert 0 <= record.data.metrics["boot.other_cpu_share"] <= 1
     stored = json.loads(site.artifact("measurements/prefill.json").read_text())
     assert stored["metrics"][NUMBER] == record.data.metrics[NUMBER]
     assert "TTFT, len 32" in capsys.readouterr().out
