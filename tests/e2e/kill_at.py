@@ -3,8 +3,8 @@ prints what came of each as a line of JSON.
 
 usage: kill_at.py ROOT PORT [ACT ...]     ACT counts from 1; none: all of them
 
-Each promotion goes to whichever of the two plans does not serve, so that one that was restored is tried again. MLflow is
-imported once, and every promotion and what settles it is a fork.
+Each promotion goes to whichever of the two plans does not serve, so that one that was restored is tried again. MLflow
+is imported once, and every promotion and what settles it is a fork.
 """
 
 from __future__ import annotations

@@ -90,13 +90,12 @@ class Site:
             return {}
         engine = self.slot().engine
         client = daemon.connect(engine.kind, daemon.socket_of(engine))
-        found = {
+        return {
             nonce: container
             for nonce in slot.nonces(self.state, "cpu")
             for container in containers_of(client, nonce)
             if container.status in ALIVE
         }
-        return found
 
     def at_rest(self) -> list[str]:
         """What is not as it should be: one server, the slot's, healthy; nothing owed; the ledger says the same."""
