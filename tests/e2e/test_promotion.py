@@ -1,4 +1,4 @@
-"""Promotion of a real server on the real docker daemon, by an A/B that the CPU box decides. About 40 minutes on 2 cores.
+"""Promotion of a real server on the real docker daemon, by an A/B that the CPU box decides. About 40 minutes.
 
 It runs where PARO_NIGHTLY is set: `PARO_NIGHTLY=1 python -m pytest -s tests/e2e/test_promotion.py`, which prints times.
 PARO_KILLS=1,5,9 chooses acts that are killed; PARO_PROMOTION_CACHE=DIR is a cache that has the demo's checkpoints.
