@@ -23,7 +23,8 @@ from orchestrator.slot import Slot
 CACHE = "PARO_PROMOTION_CACHE"  # a directory of caches that has the demo's checkpoints already
 CHEAP = ("+box.serve.enforce-eager=true", "box.serve.max-model-len=1024", "box.serve.max-num-batched-tokens=1024")
 READY_S = 120
-AB = ("ab", "+experiment=fidelity", *CHEAP, f"engine.ready_timeout_s={READY_S}")
+PATIENCE = (f"engine.ready_timeout_s={READY_S}", "engine.stop_grace_s=20")
+AB = ("ab", "+experiment=fidelity", *CHEAP, *PATIENCE)
 QUIET = Progress(quiet=True)
 
 

@@ -164,16 +164,16 @@ def once(site: Site, step: str, act: Callable[[object], None]) -> Iterator[None]
 
 
 def throttle(container) -> None:
-    """A box that has become slow: a twelfth of its processors is left to the candidate."""
-    container.client.api.update_container(
-        container.id, cpu_period=100_000, cpu_quota=psutil.cpu_count() * 100_000 // 12
-    )
+    """A box that has become slow: a quarter of its processors is left to the candidate."""
+    container.update(cpu_period=100_000, cpu_quota=psutil.cpu_count() * 25_000)
 
 
 def hang(container) -> None:
     """All its processes stop and none ends, as where a device is wedged."""
     container.reload()
-    for process in psutil.Process(container.attrs["State"]["Pid"]).children(recursive=True):
+    init = psutil.Process(container.attrs["State"]["Pid"])
+    until(init.children, "the container started nothing")
+    for process in init.children(recursive=True):
         process.send_signal(signal.SIGSTOP)
 
 
