@@ -5,7 +5,6 @@ The server is made cheap to boot (eager, a small window), and all else is as it 
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -20,7 +19,6 @@ from orchestrator.promoting.promotions import Entry, Target
 from orchestrator.recorded import catalog
 from orchestrator.slot import Slot
 
-CACHE = "PARO_PROMOTION_CACHE"  # a directory of caches that has the demo's checkpoints already
 CHEAP = ("+box.serve.enforce-eager=true", "box.serve.max-model-len=1024", "box.serve.max-num-batched-tokens=1024")
 READY_S = 120
 PATIENCE = (f"engine.ready_timeout_s={READY_S}", "engine.stop_grace_s=20")
@@ -43,7 +41,7 @@ class Site:
 
     @property
     def cache(self) -> Path:
-        return Path(os.environ.get(CACHE) or self.root / "cache")
+        return self.root / "cache"
 
     @property
     def words(self) -> list[str]:

@@ -1,7 +1,8 @@
 """Promotion of a real server on the real docker daemon, by an A/B that the CPU box decides. About 40 minutes.
 
 It runs where PARO_NIGHTLY is set: `PARO_NIGHTLY=1 python -m pytest -s tests/e2e/test_promotion.py`, which prints times.
-PARO_KILLS=1,5,9 chooses acts that are killed; PARO_PROMOTION_CACHE=DIR is a cache that has the demo's checkpoints.
+PARO_KILLS=1,5,9 chooses the acts that are killed. PARO_PROMOTION_ROOT=DIR keeps checkpoints, A/B and ledger there, and a
+second run begins with them.
 """
 
 from __future__ import annotations
@@ -52,7 +53,8 @@ def command(site: Site, *words: str, timeout_s: float = TIMEOUT_S) -> subprocess
 @pytest.fixture(scope="module")
 def site(tmp_path_factory) -> Iterator[Site]:
     require_image("docker")
-    made = Site(tmp_path_factory.mktemp("promotion"), free_port())
+    root = os.environ.get("PARO_PROMOTION_ROOT")
+    made = Site(Path(root).resolve() if root else tmp_path_factory.mktemp("promotion"), free_port())
     yield made
     if made.slot() is not None:
         command(made, "prod", "stop", "--now", "--quiet")
@@ -60,7 +62,9 @@ def site(tmp_path_factory) -> Iterator[Site]:
 
 @pytest.fixture(scope="module")
 def decided(site: Site) -> subprocess.CompletedProcess[str]:
-    return command(site, *AB, "--quiet")
+    """The A/B, or where it was made before, its verdict again."""
+    there = [entry for entry in catalog.entries(site.tracking) if entry.is_ab] if site.tracking.exists() else []
+    return command(site, "verdict", there[0].run_id) if there else command(site, *AB, "--quiet")
 
 
 @pytest.fixture(scope="module")
