@@ -1,8 +1,8 @@
 """Promotion of a real server on the real docker daemon, by an A/B that the CPU box decides. About 40 minutes.
 
 It runs where PARO_NIGHTLY is set: `PARO_NIGHTLY=1 python -m pytest -s tests/e2e/test_promotion.py`, which prints times.
-PARO_KILLS=1,5,9 chooses the acts that are killed. PARO_PROMOTION_ROOT=DIR keeps checkpoints, A/B and ledger there, and a
-second run begins with them.
+PARO_KILLS=1,5,9 chooses the acts that are killed. PARO_PROMOTION_ROOT=DIR keeps checkpoints, A/B and ledger there, and
+a second run begins with them.
 """
 
 from __future__ import annotations
