@@ -6,6 +6,7 @@ The server is made cheap to boot (eager, a small window), and all else is as it 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 
 from orchestrator import config, inputs, prod_server, slot
@@ -18,6 +19,7 @@ from orchestrator.promoting.candidate import Candidate
 from orchestrator.promoting.promotions import Entry, Target
 from orchestrator.recorded import catalog
 from orchestrator.slot import Slot
+from tests.engine.conftest import engine_of
 
 CHEAP = ("+box.serve.enforce-eager=true", "box.serve.max-model-len=1024", "box.serve.max-num-batched-tokens=1024")
 READY_S = 120
@@ -26,8 +28,16 @@ AB = ("ab", "+experiment=fidelity", *CHEAP, *PATIENCE)
 QUIET = Progress(quiet=True)
 
 
+@cache
+def docker():
+    """One client for the whole process."""
+    return daemon.connect("docker", daemon.socket_of(engine_of("docker")))
+
+
 @dataclass(frozen=True)
 class Site:
+    """Where it all is, and the port on which prod serves."""
+
     root: Path
     port: int
 
@@ -83,25 +93,18 @@ class Site:
     def conduct(self, to: Target) -> Entry:
         return promote.conduct(self.begun(to), self.state, self.cache, QUIET)
 
-    def containers(self) -> dict[str, object]:
-        """Nonce -> container of every boot of prod that runs."""
-        if self.slot() is None:
-            return {}
-        engine = self.slot().engine
-        client = daemon.connect(engine.kind, daemon.socket_of(engine))
-        return {
-            nonce: container
-            for nonce in slot.nonces(self.state, "cpu")
-            for container in containers_of(client, nonce)
-            if container.status in ALIVE
-        }
+    def container(self, nonce: str):
+        """The container of that boot of prod, where it runs; else None."""
+        found = [one for one in containers_of(docker(), nonce) if one.status in ALIVE]
+        return found[0] if found else None
 
     def at_rest(self) -> list[str]:
         """What is not as it should be: one server, the slot's, healthy; nothing owed; the ledger says the same."""
         now, says = self.slot(), promotions.serving(self.ledger())
+        running = [nonce for nonce in slot.nonces(self.state, "cpu") if self.container(nonce)]
         found = {
             "it is not healthy": prod_server.is_healthy(now),
-            f"these run: {sorted(self.containers())}": list(self.containers()) == [now.nonce],
+            f"of the slot's {now.nonce}, these run: {running}": running == [now.nonce],
             "a displacement is open": slot.displacement(self.state, "cpu") is None,
             "a promotion is owed": not promotion.path_of(self.state, "cpu").exists(),
             "the ledger says another plan": says is not None and says.target.plan.fingerprint == now.plan.fingerprint,

@@ -149,7 +149,7 @@ def once(site: Site, step: str, act: Callable[[object], None]) -> Iterator[None]
         while not over.is_set():
             found = promotion.load(site.state, "cpu")
             if found is not None and found.step == step and found.candidate.nonce:
-                container = site.containers().get(found.candidate.nonce)
+                container = site.container(found.candidate.nonce)
                 if container is not None and container.status == "running":
                     act(container)
                     acted.append(step)
