@@ -123,7 +123,7 @@ def main() -> None:
 
     if options.shutdown_timeout:
         signal.signal(signal.SIGTERM, lambda *_: threading.Thread(target=end).start())
-    server.serve_forever()
+    server.serve_forever(poll_interval=0.05)
     time.sleep(options.shutdown_timeout + 1)
 
 
