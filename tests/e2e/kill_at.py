@@ -19,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from orchestrator import prod
 from orchestrator.promoting import canary, promote, promotion
+from orchestrator.promoting.promotions import Target
 from orchestrator.recorded import mlflow_store
 from tests.e2e.promotable import QUIET, Site
 from tests.prod.killing import ACTS, RESTORING, forked, kill_after, title, was_killed
@@ -26,6 +27,7 @@ from tests.prod.killing import ACTS, RESTORING, forked, kill_after, title, was_k
 ALL = (*ACTS, *RESTORING)
 MARGIN = 3.0  # what is killed is not measured: a canary that fails on a busy machine would be another test
 SHORT = {"max_tokens": 8}
+GRACE_S = 4.0  # nobody asks for anything, and vLLM's worker would take 15 s to end by itself
 
 
 def failing(of: canary.Canary) -> canary.Canary:
@@ -33,12 +35,16 @@ def failing(of: canary.Canary) -> canary.Canary:
     return replace(of, expected=tuple(replace(one, worst=one.worst / 1000) for one in of.expected))
 
 
+def hurried(target: Target) -> Target:
+    return replace(target, engine=replace(target.engine, stop_grace_s=GRACE_S))
+
+
 def main(root: Path, port: int, chosen: list[int]) -> None:
     site = Site(root, port)
     mlflow_store.connect(site.tracking)  # imports MLflow
     canary.SMOKE = canary.SMOKE | SHORT
     canary.TRIES = 1
-    targets = list(site.targets(MARGIN).values())
+    targets = [hurried(target) for target in site.targets(MARGIN).values()]
     for number in chosen or range(1, len(ALL) + 1):
         act, restoring = ALL[number - 1], number > len(ACTS)
         before = site.slot()

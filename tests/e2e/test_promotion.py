@@ -25,7 +25,7 @@ from orchestrator import prod_server
 from orchestrator.promoting import promotion, promotions
 from orchestrator.recorded import catalog, mlflow_store
 from tests.e2e import clients, kill_at
-from tests.e2e.conftest import ROOT, free_port
+from tests.e2e.conftest import FIT_STEPS, ROOT, free_port
 from tests.e2e.promotable import AB, READY_S, Site
 from tests.e2e.test_containers import require_image
 from tests.prod.killing import ACTS
@@ -36,6 +36,7 @@ pytestmark = [
     pytest.mark.skipif("PARO_NIGHTLY" not in os.environ, reason="takes 40 minutes; set PARO_NIGHTLY=1"),
 ]
 TIMEOUT_S = 3600
+KEPT = os.environ.get("PARO_PROMOTION_ROOT", "")
 WITH_CLIENTS = 2.0  # two streams on two cores: a server alone on the box was up to three times as fast
 KILLS = tuple(int(word) for word in os.environ.get("PARO_KILLS", "").split(",") if word) or tuple(
     range(1, len(kill_at.ALL) + 1)
@@ -53,8 +54,7 @@ def command(site: Site, *words: str, timeout_s: float = TIMEOUT_S) -> subprocess
 @pytest.fixture(scope="module")
 def site(tmp_path_factory) -> Iterator[Site]:
     require_image("docker")
-    root = os.environ.get("PARO_PROMOTION_ROOT")
-    made = Site(Path(root).resolve() if root else tmp_path_factory.mktemp("promotion"), free_port())
+    made = Site(Path(KEPT).resolve() if KEPT else tmp_path_factory.mktemp("promotion"), free_port())
     yield made
     if made.slot() is not None:
         command(made, "prod", "stop", "--now", "--quiet")
@@ -64,7 +64,8 @@ def site(tmp_path_factory) -> Iterator[Site]:
 def decided(site: Site) -> subprocess.CompletedProcess[str]:
     """The A/B, or where it was made before, its verdict again."""
     there = [entry for entry in catalog.entries(site.tracking) if entry.is_ab] if site.tracking.exists() else []
-    return command(site, "verdict", there[0].run_id) if there else command(site, *AB, "--quiet")
+    quick = () if KEPT else (f"box.model.quantize.steps={FIT_STEPS}",)
+    return command(site, "verdict", there[0].run_id) if there else command(site, *AB, *quick, "--quiet")
 
 
 @pytest.fixture(scope="module")
