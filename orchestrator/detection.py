@@ -18,14 +18,20 @@ PCI_DEVICES = Path("/sys/bus/pci/devices")
 
 def detect_box() -> str:
     """The present box of the highest priority."""
+    found = present()
+    if not found:
+        raise UsageError("box=auto: no box of conf/box/ matches this machine's devices; name one with box=NAME")
+    return found[0]
+
+
+def present() -> list[str]:
+    """The boxes whose devices this machine has, the highest priority first."""
     found: list[tuple[int, str]] = []
     for name in shipped.names("box"):
         detect = _detect_of(name)
         if detect.always or count_pci(detect.pci) >= detect.count:
             found.append((detect.priority, name))
-    if not found:
-        raise UsageError("box=auto: no box of conf/box/ matches this machine's devices; name one with box=NAME")
-    return max(found)[1]
+    return [name for _, name in sorted(found, reverse=True)]
 
 
 def _detect_of(name: str) -> Detect:

@@ -11,7 +11,7 @@ from typing import Any
 from orchestrator.errors import UsageError
 from orchestrator.schema import Variant
 
-OF_THE_PLAN = ("model", "served-model-name", "host", "port", "speculative-config")
+OF_THE_PLAN = ("model", "served-model-name", "host", "port", "speculative-config", "shutdown-timeout")
 REFUSED: Mapping[str, str] = {
     "api-key": "the benches send none; remove it",
     "hf-token": "a secret has no place in an argv; name HF_TOKEN in box.env_secret",

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import fcntl
 import json
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import TextIO
 
 from orchestrator import owner
 from orchestrator.errors import UsageError
@@ -17,6 +19,9 @@ from orchestrator.progress import span
 
 class Busy(UsageError):
     """Another live process holds the box."""
+
+
+LOOKS, LOOK_S = 3, 0.02  # `is_held` takes the lock itself, for an instant
 
 
 @contextmanager
@@ -29,10 +34,8 @@ def hold(box: str, purpose: str, state: Path, expected_s: float | None = None) -
     path = state / "leases" / f"{box}.lock"
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a+") as stream:
-        try:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise Busy(f"box {box} is in use by {_holder(path)}; wait for it to end, or stop it") from None
+        if not _locked(stream):
+            raise Busy(f"{in_use(box)}{_holder(path)}; wait for it to end, or stop it")
         now = datetime.now(UTC)
         until = None if expected_s is None else now + timedelta(seconds=expected_s)
         record = {
@@ -45,6 +48,33 @@ def hold(box: str, purpose: str, state: Path, expected_s: float | None = None) -
         stream.write(json.dumps(record))
         stream.flush()
         yield
+
+
+def _locked(stream: TextIO) -> bool:
+    for _ in range(LOOKS):
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            time.sleep(LOOK_S)
+    return False
+
+
+def is_held(box: str, state: Path) -> bool:
+    """Whether a live process holds the box at this moment."""
+    try:
+        with (state / "leases" / f"{box}.lock").open("a+") as stream:
+            fcntl.flock(stream, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False
+
+
+def in_use(box: str) -> str:
+    """How the message of Busy begins."""
+    return f"box {box} is in use by "
 
 
 def _holder(path: Path) -> str:

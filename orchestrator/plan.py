@@ -21,6 +21,7 @@ from orchestrator.stack import Stack
 
 NONCE_VARIABLE = "RADIANCE_BOOT_NONCE"
 ATTEST_VARIABLE = "RADIANCE_ATTEST_DIR"
+PROD_DRAIN = 0.75  # share of the stop's grace in which prod's requests may finish; the rest is for its own end
 KNOB_FAMILIES = ("RADIANCE_PAROQUANT", "RADIANCE_PQ", "RADIANCE_MXFP4_", "RADIANCE_NVFP4_")  # read by the plugin alone
 SECRET_ENDINGS = ("TOKEN", "KEY", "SECRET", "PASSWORD", "PASSWD", "CREDENTIAL", "CREDENTIALS")
 MASK = "***"  # what stands for the value of a secret
@@ -32,7 +33,8 @@ __all__ = ["Container", "Mount", "Resolved", "ServePlan", "as_json", "render", "
 class ServePlan:
     """One server, completely: the argv, the whole environment and where its compiled graphs are kept.
 
-    A boot adds only its nonce: a served model name, and the two variables of `with_nonce`; and the values of `secrets`.
+    A boot adds only its nonce, as the served model name and in the two variables of `with_nonce`, and the values of
+    `secrets`. Prod keeps the plan's own name besides, and finishes its requests when it is stopped.
     """
 
     variant: str
@@ -124,15 +126,25 @@ def render(
 
 
 def with_nonce(
-    plan: ServePlan, nonce: str, attest_dir: Path, secrets: Mapping[str, str] | None = None
+    plan: ServePlan,
+    nonce: str,
+    attest_dir: Path,
+    secrets: Mapping[str, str] | None = None,
+    prod_grace_s: float | None = None,
 ) -> tuple[tuple[str, ...], dict[str, str], str]:
     """argv and env of one boot of the plan, and the served name that only this boot answers to.
 
     `attest_dir` is on this machine; a container gets it mounted at places.ATTEST. `secrets`: see `secrets_of`.
+    `prod_grace_s`, how long a stop waits, makes it a boot of prod: it answers to the plain name as well, and when it is
+    stopped its requests may finish. A measured boot answers to no name that a client of prod could know.
     """
     name = f"{plan.served_model}@{nonce}"
-    at = plan.argv.index("--served-model-name") + 2
-    argv = (*plan.argv[:at], name, *plan.argv[at:])
+    at = plan.argv.index("--served-model-name") + 1
+    names, drain = (name,), ()
+    if prod_grace_s is not None:
+        names = (plan.served_model, name)
+        drain = ("--shutdown-timeout", str(int(PROD_DRAIN * prod_grace_s)))
+    argv = (*plan.argv[:at], *names, *plan.argv[at + 1 :], *drain)
     seen = ATTEST if plan.container else str(attest_dir)
     return argv, {**plan.env, **(secrets or {}), NONCE_VARIABLE: nonce, ATTEST_VARIABLE: seen}, name
 

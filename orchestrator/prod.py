@@ -107,16 +107,25 @@ def start(experiment: Experiment, progress: Progress) -> str:
         try:
             served = prod_server.boot(new, found.state, progress)
             promote.note(found.state, "start", served, box.name)
-            return prod_server.line("serves", served)
         except BaseException:
             if begun := slot.load(found.state, box.name):
                 prod_server.end(begun)
             slot.remove(found.state, box.name)
             raise
+        promote.copy_to_mlflow(found.state, box.name, Path(experiment.paths.tracking).resolve(), progress)
+        return prod_server.line("serves", served)
 
 
-def stop(state: Path, box: str, progress: Progress, now: bool = False) -> str:
-    """Drain prod (unless `now`), stop it and empty the slot: nothing brings it back."""
+def stop(state: Path, box: str, progress: Progress, now: bool = False, tracking: Path | None = None) -> str:
+    """Drain prod (unless `now`), stop it and empty the slot: nothing brings it back. MLflow below `tracking` learns of
+    it at once."""
+    line = _stop(state, box, progress, now)
+    if tracking is not None:
+        promote.copy_to_mlflow(state, box, tracking, progress)
+    return line
+
+
+def _stop(state: Path, box: str, progress: Progress, now: bool) -> str:
     with lease.hold(box, "prod stop", state):
         promote.abandon(state, box, progress)
         try:
@@ -149,16 +158,16 @@ def _note_stop(state: Path, box: str, progress: Progress) -> None:
         progress.note(str(error))
 
 
-def show(state: Path) -> str:
-    """Every slot as text."""
+def show(state: Path, only: str | None = None) -> str:
+    """Every slot as text, or that of the box `only`."""
     lines = []
-    for box in slot.boxes(state):
+    for box in [box for box in slot.boxes(state) if only in (None, box)]:
         try:
             current = slot.load(state, box)
         except OrchestratorError as error:
             lines.append(f"box {box}: {error}")
             continue
-        health = "healthy" if prod_server.is_healthy(current) else "NOT SERVING"
+        health = promoted.moving(state, box) or prod_server.condition(current)
         lines += [
             f"box {box}: {current.plan.variant} at {current.base_url}, {health}",
             f"  model {current.model}, plan {current.plan.fingerprint}, engine {current.engine.kind}",
@@ -167,7 +176,9 @@ def show(state: Path) -> str:
         lines += [f"  {line}" for line in promoted.standing(state, box, current)]
         if taken := slot.displacement(state, box):
             lines.append(f"  {taken}")
-    return "\n".join(lines) or "no prod slot is filled; fill one with `python -m orchestrator prod start +variant=NAME`"
+    where = f" on box {only}" if only else ""
+    nothing = f"no prod slot is filled{where}; fill one with `python -m orchestrator prod start +variant=NAME`"
+    return "\n".join(lines) or nothing
 
 
 def guard(state: Path, progress: Progress, places: Places | None = None) -> list[Outcome]:

@@ -17,7 +17,7 @@ import psutil
 from orchestrator import devices, engines, evidence, journal, probe, slot
 from orchestrator.boot import check_port
 from orchestrator.engines import Server
-from orchestrator.engines.process import processes_of
+from orchestrator.engines.process import is_first, processes_of
 from orchestrator.errors import BootError, OrchestratorError, UsageError
 from orchestrator.plan import masked, secrets_of, with_nonce
 from orchestrator.progress import Progress, span
@@ -41,17 +41,33 @@ def is_healthy(prod: Slot) -> bool:
 
 
 def is_alive(prod: Slot) -> bool:
-    """Whether anything of the slot's boot runs, ready or not. Raises UsageError where its daemon is away.
+    """Whether the slot's boot runs, ready or not. Raises UsageError where its daemon is away.
 
-    A container that was created and not started, as after a device that was missing, runs nothing.
+    Of processes the first one counts: an engine whose API server was killed answers nobody and never will. A container
+    that was created and not started, as after a device that was missing, runs nothing.
     """
     if prod.plan.container is None:
-        return bool(processes_of(prod.nonce))
+        return any(map(is_first, processes_of(prod.nonce)))
     from orchestrator.engines.container import ALIVE
 
     with _containers(prod) as found:
         running = (ALIVE - {"created", "initialized"}) | {"restarting"}
         return any(container.status in running for container in found)
+
+
+def condition(prod: Slot) -> str:
+    """How the slot's boot is, in words."""
+    if is_healthy(prod):
+        return "healthy"
+    try:
+        alive = is_alive(prod)
+    except OrchestratorError as error:
+        return f"NOT SERVING ({error})"
+    if not alive:
+        return "NOT SERVING"
+    if prod.failed_boots and prod.booting_utc:  # set when a boot begins, and 0 as soon as it is healthy
+        return f"booting since {prod.booting_utc}"
+    return "NOT SERVING, though its server runs"
 
 
 def boot(prod: Slot, state: Path, progress: Progress) -> Slot:
@@ -106,11 +122,12 @@ def come_up(prod: Slot, state: Path, progress: Progress, keep: Callable[[Path, S
     devices.require_clear(prod.box)
     _require_port(prod)
     secrets = secrets_of(prod.plan, os.environ)
-    fresh = replace(prod, nonce=journal.new_nonce(), failed_boots=prod.failed_boots + 1)
+    nonce, failed = journal.new_nonce(), prod.failed_boots + 1
+    fresh = replace(prod, nonce=nonce, failed_boots=failed, booting_utc=slot.now_utc())
     keep(state, fresh)
     directory = slot.directory(state, fresh)
     (directory / "attest").mkdir(parents=True)
-    argv, env, _ = with_nonce(fresh.plan, fresh.nonce, directory / "attest", secrets)
+    argv, env, _ = with_nonce(fresh.plan, fresh.nonce, directory / "attest", secrets, fresh.engine.stop_grace_s)
     labels = {"box": fresh.plan.box, "purpose": "prod"}
     try:
         server = engines.start(fresh.plan, fresh.engine, argv, env, fresh.nonce, directory, labels)

@@ -24,6 +24,7 @@ RANGES: Mapping[str, tuple[float, float]] = {
     "box.disk_free_gib": (0, math.inf),
     "box.vram_clear_mib": (0, math.inf),
     "box.drain_timeout_s": ABOVE_ZERO,
+    "box.canary_margin": (0, math.inf),
     "box.clear_timeout_s": ABOVE_ZERO,
     "box.detect.count": (1, math.inf),
     "box.model.group_size": (1, math.inf),

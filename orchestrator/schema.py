@@ -180,6 +180,7 @@ class Box:
     prod_port: int | None = None  # None: prod serves on `port`
     drain_timeout_s: float = 120.0  # how long a run waits for prod's requests to end
     when_prod_fails: Literal["stop", "rollback"] = "stop"  # what the guard does when it gives a prod up
+    canary_margin: float = 0.05  # share by which a promoted server may be slower than its verdict's boots were alone
     vram_clear_mib: float | None = None  # device memory a card may hold before a boot; None: not looked at
     clear_timeout_s: float = 30.0  # how long the driver may take to give memory back
     sampled_drafts: bool = True  # False: vLLM here takes any temperature above 0 for another one where it drafts

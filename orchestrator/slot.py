@@ -27,7 +27,7 @@ class Slot:
     """The frozen plan that serves as prod, what it is started with, and the nonce of its present boot.
 
     `failed_boots` counts those in a row that did not come up; one that does sets it to 0. `early_ends` counts those in
-    a row that came up, at `healthy_utc`, and soon ended by themselves.
+    a row that came up, at `healthy_utc`, and soon ended by themselves. The present boot began at `booting_utc`.
     """
 
     plan: ServePlan
@@ -39,6 +39,7 @@ class Slot:
     failed_boots: int = 0
     early_ends: int = 0
     healthy_utc: str = ""
+    booting_utc: str = ""
 
     @property
     def base_url(self) -> str:

@@ -10,8 +10,10 @@ import re
 import sys
 from pathlib import Path
 
+from orchestrator import config
 from orchestrator.errors import UsageError
 from orchestrator.records import write_bytes
+from orchestrator.schema import Paths
 
 NAME = "paro-orchestrator-guard"
 SERVICE = """\
@@ -24,7 +26,7 @@ After=network.target
 Type=oneshot
 # XDG_CACHE_HOME, HF_TOKEN and the like, where they are not the defaults
 EnvironmentFile=-%E/paro-orchestrator/environment
-ExecStart={python} -m orchestrator guard --quiet paths.state={state}
+ExecStart={python} -m orchestrator guard --quiet {places}
 # A prod that runs as processes is started by the guard and has to outlive it.
 KillMode=process
 # The longest boot, twice.
@@ -54,7 +56,7 @@ Wants=network-online.target
 # XDG_CACHE_HOME, HF_TOKEN and the like, where they are not the defaults
 EnvironmentFile=-%E/paro-orchestrator/environment
 WorkingDirectory={directory}
-ExecStart={python} -m orchestrator serve fleet={fleet} paths.state={state}
+ExecStart={python} -m orchestrator serve fleet={fleet} {places}
 Restart=always
 RestartSec=10
 # It ends its A/B and brings prod back first; prod as processes has to outlive it.
@@ -68,14 +70,23 @@ WantedBy=default.target
 """
 
 
-def written_scheduler(directory: Path, state: Path, fleet: str, python: str = sys.executable) -> str:
+def words(paths: Paths) -> list[str]:
+    """The `paths.*` words with which another process, in another directory, finds the same places."""
+    tracking = Path(paths.tracking).expanduser().resolve()
+    found = {"state": config.state_dir(paths), "cache": config.cache_dir(paths), "tracking": tracking}
+    if paths.tracking_server is not None:
+        found["tracking_server"] = paths.tracking_server
+    return [f"paths.{name}={place}" for name, place in found.items()]
+
+
+def written_scheduler(directory: Path, paths: Paths, fleet: str, python: str = sys.executable) -> str:
     """Write the scheduler's unit into the directory; returns the line that says what to do with it.
 
-    Relative paths of jobs, such as paths.tracking, are below the directory in which this is called.
+    Relative paths of jobs are below the directory in which this is called.
     """
-    where = Path.cwd()
-    _require_plain(python, state, where)
-    content = SCHEDULER_SERVICE.format(python=python, state=state, fleet=fleet, directory=where)
+    where, places = Path.cwd(), words(paths)
+    _require_plain(python, where, *places)
+    content = SCHEDULER_SERVICE.format(python=python, places=" ".join(places), fleet=fleet, directory=where)
     path = directory.expanduser() / f"{SCHEDULER}.service"
     write_bytes(path, content.encode())
     return (
@@ -84,22 +95,23 @@ def written_scheduler(directory: Path, state: Path, fleet: str, python: str = sy
     )
 
 
-def rendered(python: str, state: Path) -> dict[str, str]:
+def rendered(python: str, paths: Paths) -> dict[str, str]:
     """File name -> content. Raises UsageError for paths that a unit or an override would take for something else."""
-    _require_plain(python, state)
-    return {f"{NAME}.service": SERVICE.format(python=python, state=state), f"{NAME}.timer": TIMER}
+    places = words(paths)
+    _require_plain(python, *places)
+    return {f"{NAME}.service": SERVICE.format(python=python, places=" ".join(places)), f"{NAME}.timer": TIMER}
 
 
 def _require_plain(*paths: str | Path) -> None:
     for path in map(str, paths):
-        if not re.fullmatch(r"[\w./+@:-]+", path):
+        if not re.fullmatch(r"(paths\.\w+=)?[\w./+@:-]+", path):
             raise UsageError(f"{path!r} cannot stand in a unit; use a directory without spaces and signs")
 
 
-def written(directory: Path, state: Path, python: str = sys.executable) -> str:
+def written(directory: Path, paths: Paths, python: str = sys.executable) -> str:
     """Write the units into the directory; returns the line that says what to do with them."""
     directory = directory.expanduser()
-    files = rendered(python, state)
+    files = rendered(python, paths)
     for name, content in files.items():
         write_bytes(directory / name, content.encode())
     return (

@@ -64,7 +64,12 @@ def test_a_boot_adds_its_nonce_and_nothing_else(plan_of, tmp_path):
     made = plan_of("+variant=int5", "box=cpu")
     argv, env, name = plan.with_nonce(made, "abc123", tmp_path)
     at = argv.index("--served-model-name")
-    assert argv[at + 1 : at + 3] == (made.served_model, name) and name.endswith("@abc123")
+    assert argv[at + 1] == name and argv[at + 2].startswith("--") and name == f"{made.served_model}@abc123"
+    assert made.served_model not in argv, "who asks for the model by its plain name gets no measured boot"
+    assert "--shutdown-timeout" not in argv
+    prods, _, same = plan.with_nonce(made, "abc123", tmp_path, prod_grace_s=60.0)
+    assert prods[at + 1 : at + 3] == (made.served_model, name) and same == name
+    assert prods[-2:] == ("--shutdown-timeout", "45")
     assert set(argv) - set(made.argv) == {name}
     assert {k: v for k, v in env.items() if k not in made.env} == {
         "RADIANCE_BOOT_NONCE": "abc123",

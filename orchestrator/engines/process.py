@@ -114,6 +114,14 @@ def processes_of(nonce: str) -> list[psutil.Process]:
     return found
 
 
+def is_first(process: psutil.Process) -> bool:
+    """Whether it is the one that ProcessServer started: that leads the session, and its children only join it."""
+    try:
+        return os.getsid(process.pid) == process.pid
+    except ProcessLookupError:
+        return False
+
+
 def kill_processes_of(nonce: str) -> int:
     """SIGKILL what is left of a boot; returns how many there were. Raises BootError if one cannot be ended."""
     killed = 0

@@ -29,7 +29,6 @@ FAMILIES = {  # metric without its place -> (bench, the parameter that has the p
     "prefill.ttft_ms": ("prefill", "lengths_tokens", "len"),
 }
 PLACES = 2  # of each family, the shortest
-MARGIN = 0.05  # share by which one boot may be slower than the verdict's, where their spread allows no more
 TAIL = 0.001  # one-sided chance that a boot like the others is slower than the limit, by their spread
 LOG_WAIT_S = 10
 TRIES = 3  # prod's clients are served meanwhile; a slow server is slow in all of them
@@ -62,8 +61,13 @@ class Canary:
     expected: tuple[Expected, ...]
 
 
-def of_boots(suite: Suite, boots: Sequence[BootResult], floors: Mapping[str, Floor]) -> Canary | None:
-    """The canary that repeats the numbers of these boots of one arm; None where they have none that is short."""
+def of_boots(
+    suite: Suite, boots: Sequence[BootResult], floors: Mapping[str, Floor], margin: float = 0.05
+) -> Canary | None:
+    """The canary that repeats the numbers of these boots of one arm; None where they have none that is short.
+
+    `margin` is the share by which one boot more may be slower, where their spread allows no more.
+    """
     from orchestrator.judging.comparison import metrics_of
 
     measured = [metrics_of(boot) for boot in boots]
@@ -79,7 +83,8 @@ def of_boots(suite: Suite, boots: Sequence[BootResult], floors: Mapping[str, Flo
         benches[bench] = _short(params, {key: found})
         for number in found:
             metric = f"{prefix}{number}"
-            expected.append(_expected(metric, [metrics[metric] for metrics in measured], floors.get(metric)))
+            values = [metrics[metric] for metrics in measured]
+            expected.append(_expected(metric, values, floors.get(metric), margin))
     return Canary(benches, suite.seed, tuple(expected)) if expected else None
 
 
@@ -88,7 +93,7 @@ def _short(params: Mapping[str, Any], places: Mapping[str, Any]) -> Mapping[str,
     return {**params, **fewer, **places}
 
 
-def _expected(metric: str, values: Sequence[float], floor: Floor | None) -> Expected:
+def _expected(metric: str, values: Sequence[float], floor: Floor | None, margin: float) -> Expected:
     """The prediction limit of one more boot, log-normal: Hahn and Meeker, Statistical Intervals (1991), section 4.8."""
     from scipy import stats
 
@@ -100,7 +105,7 @@ def _expected(metric: str, values: Sequence[float], floor: Floor | None) -> Expe
     if floor is not None and floor.sd_between_log > spread:
         spread, dof = floor.sd_between_log, floor.dof
     reach = float(stats.t.ppf(1 - TAIL, dof)) * spread * math.sqrt(1 + 1 / count) if dof else 0.0
-    return Expected(metric, math.exp(mean), math.exp(mean + max(math.log1p(MARGIN), reach)), count)
+    return Expected(metric, math.exp(mean), math.exp(mean + max(math.log1p(margin), reach)), count)
 
 
 def check(

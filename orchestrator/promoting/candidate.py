@@ -65,7 +65,7 @@ def of_ab(directory: Path, entry: Entry, machine: Machine, current: Slot | None)
     objections += _changed(boots, plan)
     if damage := _damage(plan):
         objections.append(f"checkpoint: {plan.checkpoint.path}: {damage}")
-    numbers = canary.of_boots(design.test.suite, boots, design.floors)
+    numbers = canary.of_boots(design.test.suite, boots, design.floors, box.canary_margin)
     if numbers is None:
         objections.append("canary: the A/B measured neither decode_ctx nor prefill, so no number can be tried again")
     against = design.plans["a"]
@@ -144,11 +144,12 @@ def _require_servable(plan: ServePlan) -> None:
 
 
 def _on_prod_port(judged: Box, machine: Machine, current: Slot | None) -> Box:
-    """The box as it was judged, at the port where prod is or should be, with the patience that is declared now."""
+    """The box as it was judged, at the port where prod is or should be, with the patience and margin declared now."""
     if judged.name != machine.box.name:
         raise UsageError(f"the A/B is of box {judged.name}, this is {machine.box.name}; add box={judged.name}")
     port = current.plan.port if current else machine.box.prod_port or machine.box.port
-    return replace(judged, port=port, prod_port=port, drain_timeout_s=machine.box.drain_timeout_s)
+    now = {"drain_timeout_s": machine.box.drain_timeout_s, "canary_margin": machine.box.canary_margin}
+    return replace(judged, port=port, prod_port=port, **now)
 
 
 def _shown(value: str | None) -> str:

@@ -200,7 +200,12 @@ def _back(p: Promotion, state: Path, progress: Progress) -> Entry:
         if slot_or_none(state, p.box) is None:
             slot.save(state, p.previous)
         progress.note(prod_server.bring_back(slot.load(state, p.box), state, progress))
-    return _close(p, "restored", p.failure, _since(p.stopped_utc), state, progress)
+    return _close(p, "restored", _why(p, p.failure), _since(p.stopped_utc), state, progress)
+
+
+def _why(p: Promotion, failure: str) -> str:
+    """Why it was restored, and why it had been forced, where it had."""
+    return f"{failure}; it was forced because: {p.reason}" if p.reason else failure
 
 
 def _close(
@@ -275,7 +280,8 @@ def abandon(state: Path, box: str, progress: Progress) -> None:
     if found.candidate.nonce:
         prod_server.end(found.candidate)
     why = f"cut off while {found.step}, and prod was stopped by hand"
-    new = _entry(found.kind, "restored", box, found.target, owner.user(), id=found.id, reason=why)
+    proven = {"reason": _why(found, why), "forced": found.forced}
+    new = _entry(found.kind, "restored", box, found.target, owner.user(), id=found.id, **proven)
     promotions.append(state, new)
     promotion.remove(state, box)
 

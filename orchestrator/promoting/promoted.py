@@ -36,6 +36,21 @@ def standing(state: Path, box: str, current: Slot) -> list[str]:
     return [*lines, f"before it: {before.variant}, plan {plan.fingerprint} (entry {before.number}); {back}"]
 
 
+def moving(state: Path, box: str) -> str:
+    """How a live promotion has its candidate, where the previous server is down for it; else empty."""
+    try:
+        found = promotion.load(state, box)
+    except promotion.Damaged:
+        return ""
+    if found is None or found.step not in ("booting", "checking") or not found.owner.alive():
+        return ""
+    candidate = found.candidate
+    if found.step == "checking":
+        return f"its place taken by {candidate.plan.variant}, which serves and is being checked"
+    since = f" since {candidate.booting_utc}" if candidate.booting_utc else ""
+    return f"making way for {candidate.plan.variant}, which is booting{since}"
+
+
 def history(entries: Sequence[Entry]) -> Table:
     """One row an entry, oldest first."""
     from rich.table import Table

@@ -8,8 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from orchestrator import config, owner
-from orchestrator.abtest.design import BOOTS_PER_BLOCK
-from orchestrator.errors import UsageError
+from orchestrator.abtest.design import ARMS, BOOTS_PER_BLOCK
+from orchestrator.errors import InvalidMeasurement, UsageError
 from orchestrator.schedule import policy
 from orchestrator.schedule.job import Job
 from orchestrator.schedule.queue import dependency
@@ -27,9 +27,13 @@ def job(words: Sequence[str], by: str = "") -> Job:
     return _checked(words, by)[0]
 
 
-def timed(words: Sequence[str], by: str = "") -> tuple[Job, str]:
-    """`with_duration` of `job`, whose configuration is composed once for both."""
-    return _timed(*_checked(words, by))
+def timed(words: Sequence[str], by: str = "", differing: bool = False) -> tuple[Job, str]:
+    """`with_duration` of `job`, whose configuration is composed once for both; with `differing`, `require_differing`
+    too."""
+    made, test = _checked(words, by)
+    if differing:
+        require_differing(test)
+    return _timed(made, test)
 
 
 def _checked(words: Sequence[str], by: str) -> tuple[Job, ABTest]:
@@ -78,6 +82,24 @@ def require_comparable(asked: Job) -> None:
         return
     with suppress(UsageError):
         ab_run.require_comparable(test, ab_run.gathered(test))
+
+
+def require_differing(test: ABTest) -> None:
+    """Raises UsageError for arms that differ in nothing, or in what their gate does not declare, by the declaration
+    alone: both are planned for one made-up machine, and nothing of this one is looked at."""
+    from orchestrator.abtest import ab_run, sweep
+    from orchestrator.inputs import Inputs
+    from orchestrator.plugin_build import PluginBuild
+    from orchestrator.stack import Stack
+
+    build, stack, nowhere = PluginBuild("0", "0" * 64, "0" * 64, "/nowhere"), Stack({}, ""), Path("/nowhere")
+    pairs = [sweep.pair(test, test.sweep.values[0], value) for value in test.sweep.values[1:]] if test.sweep else [test]
+    for pair in pairs:
+        arms = {name: Inputs(pair.arm(name), nowhere, nowhere, build, stack, "") for name in ARMS}
+        try:
+            ab_run.require_comparable(pair, arms)
+        except InvalidMeasurement as error:
+            raise UsageError(str(error)) from None
 
 
 def with_duration(asked: Job) -> tuple[Job, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -22,7 +22,8 @@ from orchestrator.service.worker import Worker
 @dataclass
 class Service:
     """`places` are the server's own `paths.*` words; `wake` has the loop look at once; `hosts` are the names that a
-    request may call the server by, empty for any. `feed` is there while the application runs."""
+    request may call the server by, empty for any. `boxes` are those that this machine is, None where others may join.
+    `feed` is there while the application runs."""
 
     state: Path
     tracking: Path
@@ -34,6 +35,7 @@ class Service:
     wake: Callable[[], None] = lambda: None
     stopping: Callable[[], bool] = lambda: False
     hosts: frozenset[str] = frozenset()
+    boxes: Collection[str] | None = None
     rate: Rate = field(default_factory=lambda: Rate(per_s=50, burst=200))
     refused: Rate = field(default_factory=lambda: Rate(per_s=5, burst=50))
     body_timeout_s: float = BODY_TIMEOUT_S

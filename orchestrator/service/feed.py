@@ -1,7 +1,7 @@
 """The queue's events as server-sent events: one reader of the database for all who watch.
 
 A watcher is a number, the last event that it was sent: nothing is kept for it, however slowly it reads. One that takes
-nothing for `send_timeout_s` is cut off, and goes on later from `Last-Event-ID`.
+nothing for `send_timeout_s` is cut off, and goes on later from `Last-Event-ID`; one whose token is gone is shut out.
 """
 
 from __future__ import annotations
@@ -83,24 +83,35 @@ class Feed:
 
 
 class EventStream(Response):
-    """The events after number `after`, until the client goes, reads nothing for too long, or the server ends."""
+    """The events after number `after`, until the client goes, reads nothing for too long, may read no longer
+    (`allowed`, asked every PERIOD_S), or the server ends."""
 
-    def __init__(self, feed: Feed, after: int, job_id: int | None, send_timeout_s: float = SEND_TIMEOUT_S) -> None:
+    def __init__(
+        self,
+        feed: Feed,
+        after: int,
+        job_id: int | None,
+        send_timeout_s: float = SEND_TIMEOUT_S,
+        allowed: Callable[[], bool] = lambda: True,
+    ) -> None:
         self.feed, self.seq, self.job_id, self.send_timeout_s = feed, after, job_id, send_timeout_s
+        self.allowed = allowed
         self.status_code, self.background = 200, None
         self.raw_headers = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-store")]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.feed.watchers += 1
         try:
-            gone = asyncio.create_task(_gone(receive))
-            streaming = asyncio.create_task(self._stream(send))
-            done, pending = await asyncio.wait({gone, streaming}, return_when=asyncio.FIRST_COMPLETED)
+            refused = asyncio.create_task(self._refused())
+            ends = {asyncio.create_task(_gone(receive)), asyncio.create_task(self._stream(send)), refused}
+            done, pending = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             for task in pending:
                 task.cancel()
             await asyncio.gather(*pending, return_exceptions=True)
             for task in done:
                 task.result()
+            if done == {refused}:
+                await self._end(send)
         except TimeoutError:
             self.feed.say("a watcher was cut off: it read nothing for too long")
         finally:
@@ -113,7 +124,17 @@ class EventStream(Response):
             self.seq, text = await self.feed.after(self.seq, self.job_id)
             async with asyncio.timeout(self.send_timeout_s):
                 await send({"type": "http.response.body", "body": text or b": alive\n\n", "more_body": True})
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+        await self._end(send)
+
+    async def _end(self, send: Send) -> None:
+        async with asyncio.timeout(self.send_timeout_s):
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _refused(self) -> None:
+        await asyncio.sleep(PERIOD_S)
+        while self.allowed():
+            await asyncio.sleep(PERIOD_S)
+        self.feed.say("a watcher was shut out: its token is gone")
 
 
 async def _gone(receive: Receive) -> None:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from orchestrator.service.context import Service
+    from orchestrator.service.tokens import Token
 
 PUBLIC = "public"
 SCOPE = "x-scope"  # in a route's OpenAPI: the scope that it takes, or PUBLIC; a route that has none is closed
@@ -48,9 +49,9 @@ class Gatekeeper:
             await send(message)
 
         try:
-            refusal, who = self._refusal(scope, needed)
+            refusal, who, token = self._refusal(scope, needed)
             if refusal is None:
-                scope.setdefault("state", {})["who"] = who
+                scope.setdefault("state", {}).update(who=who, token=token)
                 body = await _body(scope, receive, self.service.body_timeout_s)
                 if isinstance(body, bytes):
                     await self.app(scope, _replayed(body, receive), noted)
@@ -74,31 +75,31 @@ class Gatekeeper:
                 return route.path, scope_of(route)
         return "(no route)", None
 
-    def _refusal(self, scope: Scope, needed: str | None) -> tuple[tuple | None, str]:
-        """(status, error, headers) where the request ends here, and the token's name."""
+    def _refusal(self, scope: Scope, needed: str | None) -> tuple[tuple | None, str, Token | None]:
+        """(status, error, headers) where the request ends here, the token's name, and the token."""
         service = self.service
         if service.hosts and _host(scope) not in service.hosts:  # a page whose name was bound to this address anew
-            return (421, "the server does not go by this Host; http.names=NAME adds one", {}), "-"
+            return (421, "the server does not go by this Host; http.names=NAME adds one", {}), "-", None
         if needed == PUBLIC:
             wait_s = service.rate.wait_s("")
-            return (_slow(wait_s) if wait_s else None), "-"
+            return (_slow(wait_s) if wait_s else None), "-", None
         given = _headers(scope, b"authorization")
         kind, _, presented = given[0].decode("latin-1").partition(" ") if len(given) == 1 else ("", "", "")
         try:
             token = service.tokens.match(presented.strip()) if kind.lower() == "bearer" else None
         except UsageError as error:
             service.say(f"nobody is let in: {error}")
-            return (503, "the tokens cannot be read; the server's log says why", {}), "-"
+            return (503, "the tokens cannot be read; the server's log says why", {}), "-", None
         if token is None:
             if wait_s := service.refused.wait_s(""):
-                return _slow(wait_s), "-"
+                return _slow(wait_s), "-", None
             said = "no valid token; send `Authorization: Bearer TOKEN`"
-            return (401, said, {"www-authenticate": "Bearer"}), "-"
+            return (401, said, {"www-authenticate": "Bearer"}), "-", None
         if wait_s := service.rate.wait_s(token.name):
-            return _slow(wait_s), token.name
+            return _slow(wait_s), token.name, token
         if needed is not None and needed not in token.scopes:
-            return (403, f"this needs a token with the scope {needed}", {}), token.name
-        return None, token.name
+            return (403, f"this needs a token with the scope {needed}", {}), token.name, token
+        return None, token.name, token
 
 
 def scope_of(route: BaseRoute) -> str:

@@ -1,8 +1,9 @@
 """Promotions and rollbacks that were asked for through the API: kept in SQLite, done one at a time by `promote` itself.
 
 A move is a job: it is recorded, then done in a child process that takes the box's lease as it does for a person at the
-terminal. While an A/B of the same box runs on this machine it waits, and lets pass those for other boxes. A move is
-never done twice: one that was cut off is `failed`, and the guard settles which of the two plans serves.
+terminal. While that box is in use on this machine, by a queued A/B or by anybody else, the move waits, and lets pass
+those for other boxes. It is never done twice: one that was cut off is `failed`, and the guard settles which of the two
+plans serves.
 """
 
 from __future__ import annotations
@@ -13,14 +14,15 @@ import socket
 import sqlite3
 import sys
 import threading
+import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from subprocess import DEVNULL, Popen
 from typing import Literal
 
-from orchestrator import owner, sqlite_file
+from orchestrator import lease, owner, sqlite_file
 from orchestrator.errors import UsageError
 from orchestrator.schedule.queue import KeyReused, Queue, QueueFull, now_utc
 
@@ -28,11 +30,14 @@ FILE = "moves.sqlite"
 MAX_WAITING = 100
 LONGEST_REASON = 500
 LONGEST_S = 6 * 3600.0
+OURS = "orchestrator: "  # before a message of the command line
+RETRY_S = 30.0  # until a box that was in use is looked at again
 
 
 @dataclass(frozen=True)
 class Move:
-    """`done`: the box serves what was asked for. `failed`: it does not; `reason` says why."""
+    """`done`: the box serves what was asked for. `failed`: it does not; `reason` says why, or what a queued one waits
+    for."""
 
     kind: Literal["promote", "rollback"]
     box: str
@@ -116,14 +121,17 @@ class Moves:
                 return None
             move = replace(move, state="running")
             held = json.dumps(vars(owner.current()))
-            database.execute("UPDATE moves SET state = 'running', holder = ? WHERE id = ?", (held, move.id))
+            database.execute(
+                "UPDATE moves SET state = 'running', reason = '', holder = ? WHERE id = ?", (held, move.id)
+            )
             return move
 
     def end(self, number: int, state: str, reason: str) -> None:
+        """What came of a move that was claimed; one that was not begun is `queued` again, in its old place."""
+        ended = "" if state == "queued" else now_utc()
         with self._open() as database:
             database.execute(
-                "UPDATE moves SET state = ?, reason = ?, ended_at_utc = ? WHERE id = ?",
-                (state, reason, now_utc(), number),
+                "UPDATE moves SET state = ?, reason = ?, ended_at_utc = ? WHERE id = ?", (state, reason, ended, number)
             )
 
     def abandoned(self) -> list[int]:
@@ -159,6 +167,8 @@ class Mover:
     say: Callable[[str], None] = lambda line: None
     command: Callable[[Move, Sequence[str]], list[str]] = command
     period_s: float = 5.0
+    retry_s: float = RETRY_S
+    _again: dict[str, float] = field(default_factory=dict, init=False)  # box in use -> when it is looked at again
 
     def work(self) -> None:
         settled = False
@@ -179,11 +189,15 @@ class Mover:
             self._end(number, "failed", "the service ended while it ran; `prod` says what serves, the guard settles it")
 
     def _taken(self) -> set[str]:
-        """Boxes that an A/B on this machine holds. One on another machine of a fleet holds none of ours."""
+        """Boxes that an A/B on this machine holds, and those that were just seen in use. An A/B on another machine of a
+        fleet holds none of ours."""
         here = ("", socket.gethostname())
-        return {job.box for job in self.queue.list(states=["running"]) if job.node in here}
+        waiting = {box for box, at in self._again.items() if at > time.monotonic()}
+        return waiting | {job.box for job in self.queue.list(states=["running"]) if job.node in here}
 
     def _do(self, move: Move) -> None:
+        if lease.is_held(move.box, self.state):
+            return self._wait(move, f"{lease.in_use(move.box)}another process")
         self.queue.log("move running", None, move=move.id)
         path = self.state / "moves" / f"{move.id}.log"
         try:
@@ -198,15 +212,23 @@ class Mover:
                 child.terminate()  # `promote` brings back what served before
                 child.wait()
         lines = path.read_text("utf-8", "replace").strip().splitlines() or [f"it ended with status {child.returncode}"]
-        done = child.returncode == 0
-        return self._end(move.id, "done" if done else "failed", lines[-1][:LONGEST_REASON])
+        said = lines[-1][:LONGEST_REASON]
+        if child.returncode == lease.Busy.exit_code and said.removeprefix(OURS).startswith(lease.in_use(move.box)):
+            return self._wait(move, said.removeprefix(OURS))  # taken between our look and the child's
+        return self._end(move.id, "done" if child.returncode == 0 else "failed", said)
 
-    def _end(self, number: int, state: str, reason: str) -> None:
+    def _wait(self, move: Move, why: str) -> None:
+        """It was not begun: the box is somebody else's now, and is looked at again later."""
+        self._again[move.box] = time.monotonic() + self.retry_s
+        self._end(move.id, "queued", why, quietly=move.reason == why)
+
+    def _end(self, number: int, state: str, reason: str, quietly: bool = False) -> None:
         """Keep it; while the disk is full it is tried again, until `stop`: the next service then calls it failed."""
         while True:
             try:
                 self.moves.end(number, state, reason)
-                self.queue.log(f"move {state}", None, move=number, reason=reason)
+                if not quietly:
+                    self.queue.log(f"move {'waits' if state == 'queued' else state}", None, move=number, reason=reason)
                 return
             except UsageError as error:
                 self.say(f"move {number} is {state}, which cannot be kept: {error}")

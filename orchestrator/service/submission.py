@@ -7,7 +7,7 @@ server read or write a file of its choice nor move what a PASS means.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr
@@ -49,8 +49,11 @@ class Submission(BaseModel):
     )
 
 
-def words(body: Submission, places: Sequence[str]) -> list[str]:
-    """The words of `schedule add` for it, with the server's own `paths.*`. Raises UsageError, naming the key."""
+def words(body: Submission, places: Sequence[str], boxes: Collection[str] | None = None) -> list[str]:
+    """The words of `schedule add` for it, with the server's own `paths.*`. Raises UsageError, naming the key.
+
+    `boxes` are those that it could run on, None for any that is shipped.
+    """
     named = body.experiment is not None
     if named and (body.a or body.b or body.gate):
         raise UsageError("experiment: it has its arms and its gate; leave a, b and gate out")
@@ -67,6 +70,8 @@ def words(body: Submission, places: Sequence[str]) -> list[str]:
     ):
         if value is not None:
             found.append(f"{word}={_name(group, key, value)}")
+    if boxes is not None and body.box not in boxes:
+        raise UsageError(f"box: this machine is no {body.box}, so it would wait for ever; it is: {', '.join(boxes)}")
     if body.kind:
         found.append(f"kind={body.kind}")
     found += [_override(key, value) for key, value in sorted(body.overrides.items())]
@@ -78,8 +83,8 @@ def words(body: Submission, places: Sequence[str]) -> list[str]:
 
 
 def composed(spelt: Sequence[str], by: str) -> Job:
-    """The job of `words`, checked, with how long it is to take. Raises UsageError."""
-    return asked.timed(spelt, by)[0]
+    """The job of `words`, checked, with how long it is to take. Raises UsageError, also for arms that are the same."""
+    return asked.timed(spelt, by, differing=True)[0]
 
 
 def _name(group: str, key: str, value: str) -> str:

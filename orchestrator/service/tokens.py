@@ -123,13 +123,23 @@ def _digest(token: str) -> str:
 
 
 class TokenFile:
-    """The file as it is now: read again when it has changed, so that a removed token ends at once."""
+    """The file as it is now: read again when it has changed, so that a removed token ends at once, and its streams."""
 
     def __init__(self, path: Path) -> None:
         self.path, self._seen, self._tokens = path, None, load(path)
 
     def match(self, presented: str) -> Token | None:
         """The token presented. Raises what `load` raises: a file that went bad lets nobody in."""
+        return match(self._now(), presented)
+
+    def has(self, token: Token) -> bool:
+        """Whether the file has this very token still, with the same scopes; not where it cannot be read."""
+        try:
+            return token in self._now()
+        except UsageError:
+            return False
+
+    def _now(self) -> tuple[Token, ...]:
         try:
             found = self.path.stat()
             seen = (found.st_mtime_ns, found.st_ctime_ns, found.st_ino)
@@ -137,4 +147,4 @@ class TokenFile:
             seen = None
         if seen is None or seen != self._seen:
             self._tokens, self._seen = load(self.path), seen
-        return match(self._tokens, presented)
+        return self._tokens

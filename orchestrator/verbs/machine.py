@@ -4,15 +4,29 @@ from __future__ import annotations
 
 import sys
 import time
+from pathlib import Path
 
+from orchestrator.errors import UsageError
 from orchestrator.verbs.options import Options
+
+OF_MACHINE = ("box=", "box.", "engine=", "engine.", "paths.")  # words that say where, for verbs that serve no variant
 
 
 def prod(options: Options) -> int:
     from orchestrator import config, prod
 
-    print(prod.show(config.state_dir(config.load_machine(options.overrides).paths)))
+    box = chosen_box(options)
+    print(prod.show(config.state_dir(config.load_machine(options.overrides).paths), box))
     return 0
+
+
+def chosen_box(options: Options) -> str | None:
+    """The box that `box=` names, None for all. Raises UsageError for a word that is not of the machine."""
+    other = [word for word in options.overrides if not word.startswith(OF_MACHINE)]
+    if other:
+        raise UsageError(f"{other[0]}: {options.verb} takes box=NAME and paths.*; leave it out")
+    named = [word.removeprefix("box=") for word in options.overrides if word.startswith("box=")]
+    return named[-1] if named and named[-1] != "auto" else None
 
 
 def prod_start(options: Options) -> int:
@@ -31,13 +45,12 @@ def prod_stop(options: Options) -> int:
     from orchestrator.progress import Progress
 
     machine = config.load_machine(options.overrides)
-    print(prod.stop(config.state_dir(machine.paths), machine.box.name, Progress(quiet=options.quiet), options.now))
+    state, tracking = config.state_dir(machine.paths), Path(machine.paths.tracking).resolve()
+    print(prod.stop(state, machine.box.name, Progress(quiet=options.quiet), options.now, tracking))
     return 0
 
 
 def guard(options: Options) -> int:
-    from pathlib import Path
-
     from orchestrator import config, prod, units
     from orchestrator.progress import Progress
 
@@ -45,7 +58,7 @@ def guard(options: Options) -> int:
     state = config.state_dir(paths)
     places = prod.Places(config.cache_dir(paths), Path(paths.tracking).resolve())
     if options.units is not None:
-        print(units.written(Path(options.units), state))
+        print(units.written(Path(options.units), paths))
         return 0
     while True:
         outcomes = prod.guard(state, Progress(quiet=options.quiet), places)

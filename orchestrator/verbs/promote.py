@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orchestrator.errors import UsageError
+from orchestrator.verbs.machine import chosen_box
 from orchestrator.verbs.options import Options
 
 if TYPE_CHECKING:
@@ -75,17 +76,20 @@ def _conduct(kind, found, current, machine: Machine, options: Options) -> None:
         print(f"  {line}")
     print(promote.said(entry))
     if options.units is not None:
-        print(units.written(Path(options.units), state))
+        print(units.written(Path(options.units), machine.paths))
 
 
 def history(options: Options) -> int:
     from orchestrator import config, console
     from orchestrator.promoting import promoted, promotions
 
+    only = chosen_box(options)
     state = config.state_dir(config.load_machine(options.overrides).paths)
-    if not promotions.boxes(state):
-        print("no plan has served as prod yet; `python -m orchestrator promote RUN_ID` promotes one")
-    for box in promotions.boxes(state):
+    boxes = [box for box in promotions.boxes(state) if only in (None, box)]
+    if not boxes:
+        where = f" on box {only}" if only else ""
+        print(f"no plan has served as prod{where} yet; `python -m orchestrator promote RUN_ID` promotes one")
+    for box in boxes:
         entries = promotions.read(state, box)
         console.stdout().print(promoted.history(entries))
         print(f"{promotions.path_of(state, box)}: {len(entries)} entries, every hash follows from the one before")
@@ -96,9 +100,9 @@ def sync(options: Options) -> int:
     from orchestrator import config
     from orchestrator.promoting import promotion_runs, promotions
 
-    paths = config.load_machine(options.overrides).paths
+    only, paths = chosen_box(options), config.load_machine(options.overrides).paths
     state, lost = config.state_dir(paths), []
-    for box in promotions.boxes(state):
+    for box in [box for box in promotions.boxes(state) if only in (None, box)]:
         copied = promotion_runs.copy(Path(paths.tracking), box, promotions.read(state, box))
         print(f"box {box}: {copied.added} runs added to MLflow, {copied.present} were there")
         lost += copied.unknown

@@ -11,21 +11,36 @@ from orchestrator.verbs.options import Options
 
 if TYPE_CHECKING:
     import threading
+    from collections.abc import Sequence
 
     from orchestrator.schedule.queue import Queue
+    from orchestrator.schema import Paths
     from orchestrator.service.remote import Server
+
+
+def _paths(words: tuple[str, ...] | list[str]) -> Paths:
+    from orchestrator import config
+
+    return config.load_machine([word for word in words if word.startswith("paths.")]).paths
 
 
 def _state(words: tuple[str, ...] | list[str]) -> Path:
     from orchestrator import config
 
-    return config.state_dir(config.load_machine([word for word in words if word.startswith("paths.")]).paths)
+    return config.state_dir(_paths(words))
 
 
 def _queue(words: tuple[str, ...] | list[str]) -> Queue:
     from orchestrator.schedule.queue import Queue
 
     return Queue(_state(words))
+
+
+def _require(options: Options, words: Sequence[str], *taken: str) -> None:
+    """Raises UsageError for a word that the verb does not use: who wrote it expects something of it."""
+    for word in words:
+        if not word.startswith((*taken, "paths.")):
+            raise UsageError(f"{word}: {options.verb} takes {', '.join((*taken, 'paths.*'))}; leave it out")
 
 
 def _server(words: tuple[str, ...]) -> tuple[Server | None, list[str]]:
@@ -67,6 +82,7 @@ def list_jobs(options: Options) -> int:
     from orchestrator.schedule import listing
 
     server, words = _server(options.overrides)
+    _require(options, words)
     if server is not None:
         jobs = server.jobs(options.all)
     else:
@@ -86,6 +102,7 @@ def remove(options: Options) -> int:
     ids = [word for word in words if "=" not in word]
     if not ids or not all(word.isdecimal() for word in ids):
         raise UsageError("schedule remove takes ids of jobs, as in `schedule remove 17`; `schedule list` shows them")
+    _require(options, [word for word in words if "=" in word])
     cancel = server.cancel if server is not None else _queue([word for word in words if "=" in word]).cancel
     for word in ids:
         job = cancel(int(word))
@@ -100,6 +117,11 @@ def summary(options: Options) -> int:
     from orchestrator.records import to_jsonable
     from orchestrator.schedule import summary
 
+    if any(word.startswith("server=") for word in options.overrides):
+        raise UsageError(
+            "server=: summaries are files of the machine that runs `serve`; ask there, or read its STATE/summaries"
+        )
+    _require(options, options.overrides)
     found = summary.last(_state(options.overrides))
     if options.json:
         print(json.dumps(to_jsonable(found), indent=2))
@@ -121,10 +143,12 @@ def run(options: Options, wake: threading.Event | None = None) -> int:
     from orchestrator.schedule.clock import Clock
     from orchestrator.schedule.queue import Queue
 
+    _require(options, options.overrides, "fleet=")
     chosen = [word.removeprefix("fleet=") for word in options.overrides if word.startswith("fleet=")]
     state = _state(options.overrides)
     if options.units is not None:
-        print(units.written_scheduler(Path(options.units), state, chosen[-1] if chosen else "local"))
+        paths = _paths(options.overrides)
+        print(units.written_scheduler(Path(options.units), paths, chosen[-1] if chosen else "local"))
         return 0
     clock, wake = Clock(), wake or threading.Event()
     found = fleet.of(chosen[-1] if chosen else "local", clock, wake)

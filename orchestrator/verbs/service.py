@@ -17,7 +17,7 @@ def serve(options: Options) -> int:
     import threading
     from dataclasses import replace
 
-    from orchestrator import config
+    from orchestrator import config, detection, units
     from orchestrator.schedule.queue import Queue
     from orchestrator.service import app, context, moves, server, tokens
 
@@ -35,9 +35,7 @@ def serve(options: Options) -> int:
         own.get("http.beyond_loopback", "false") == "true",
     )  # fmt: skip
     stop, move_wake, loop_wake = threading.Event(), threading.Event(), threading.Event()
-    places = [f"paths.state={state}", f"paths.cache={config.cache_dir(paths)}", f"paths.tracking={tracking}"]
-    if paths.tracking_server is not None:
-        places.append(f"paths.tracking_server={paths.tracking_server}")
+    places = units.words(paths)
 
     def wake() -> None:
         move_wake.set()
@@ -48,7 +46,8 @@ def serve(options: Options) -> int:
 
     queue, kept = Queue(state), moves.Moves(state)
     hosts = server.hosts(bound, [name.lower() for name in own.get("http.names", "").split(",") if name])
-    service = context.Service(state, tracking, places, queue, kept, known, say, wake, stop.is_set, hosts)
+    boxes = None if "fleet=ray" in rest else detection.present()
+    service = context.Service(state, tracking, places, queue, kept, known, say, wake, stop.is_set, hosts, boxes)
     mover = moves.Mover(kept, queue, state, places, stop, move_wake, say)
     working = threading.Thread(target=mover.work, name="moves")
     host, port = bound.getsockname()[:2]

@@ -20,8 +20,8 @@ from orchestrator.plugin_build import PluginBuild
 from orchestrator.schema import ABTest
 
 GOLDEN = Path(__file__).parent / "golden"
-NAMES = ("drafter", "int5_vs_int4", "nvfp4_vs_mxfp4_paro", "pg_vs_per_token", "spec_sweep", "zpe")
-ON_CPU = ("int5_vs_int4", "pg_vs_per_token", "zpe")  # the others need a drafter, or a GPU's formats
+NAMES = ("drafter", "fidelity", "int5_vs_int4", "nvfp4_vs_mxfp4_paro", "pg_vs_per_token", "spec_sweep", "zpe")
+ON_CPU = ("fidelity", "int5_vs_int4", "pg_vs_per_token", "zpe")  # the others need a drafter, or a GPU's formats
 PLACES = {
     "cpu": ("engine=process", "engine.python=/venv/bin/python", "paths.cache=/cache"),
     "r9700x2": ("engine=podman", "box.models_dir=/models", "paths.cache=/cache"),

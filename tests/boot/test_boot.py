@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import boot, cli, compile_cache, engines, interrupts, journal
+from orchestrator import boot, cli, compile_cache, engines, interrupts, journal, probe
 from orchestrator.boot import check_port, serving
 from orchestrator.engines.process import ProcessServer, kill_processes_of, processes_of
 from orchestrator.errors import BootError, UsageError
@@ -64,6 +64,15 @@ def test_a_server_as_planned_gives_a_usable_warm_boot(stub_plan, tmp_path):
     assert boot.kv_tokens == 46592 and boot.compiled_files == 0 and boot.boot_s > 0 and boot.rss_peak_bytes > 10**6
     (reading,) = boot.processes
     assert {k: v for k, v in reading.env.items() if k in plan.env} == dict(plan.env)
+
+
+def test_a_measured_boot_answers_to_the_name_with_its_nonce_and_to_no_other(stub_plan, tmp_path):
+    """A client of prod, on the same port, asks for the plain name, and must not be served by what is measured."""
+    plan = stub_plan()
+    with serving(plan, ENGINE, "measured", tmp_path) as running:
+        assert list(probe.served_windows(running.target.base_url)) == [f"{plan.served_model}@{running.boot.nonce}"]
+        (server,) = processes_of(running.boot.nonce)
+        assert "--shutdown-timeout" not in server.cmdline()
 
 
 def test_kv_tokens_are_never_read_on_a_cold_boot(stub_plan, tmp_path):

@@ -16,7 +16,7 @@ from orchestrator.records import Boot, to_jsonable
 from orchestrator.stats import looks, proportions, resample
 
 FILES = sorted((Path(__file__).parents[2] / "conf" / "gate").glob("*.yaml"))
-NAMES = {"drafter", "floor", "format", "identical", "kernel", "speculation"}
+NAMES = {"drafter", "fidelity", "floor", "format", "identical", "kernel", "speculation"}
 
 
 def test_there_is_a_gate_for_each_kind_of_change():

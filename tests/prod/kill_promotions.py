@@ -7,77 +7,24 @@ the guard is a fork.
 from __future__ import annotations
 
 import json
-import os
-import signal
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from orchestrator import config, engines, prod, prod_server, slot
+from orchestrator import config, prod, prod_server
 from orchestrator.checkpoint import Checkpoint
 from orchestrator.plan import render
 from orchestrator.plugin_build import PluginBuild
 from orchestrator.progress import Progress
-from orchestrator.promoting import canary, promote, promotion, promotion_runs, promotions
+from orchestrator.promoting import promote, promotion, promotion_runs
 from orchestrator.recorded import mlflow_store
 from orchestrator.stack import Stack
 from tests.prod import promoting
 from tests.prod.conftest import STUB, Site
-
-ACTS = (  # of a promotion that succeeds: (module, function, its n-th call), the kill comes right after it
-    *((promotion, "save", n) for n in range(1, 8)),  # draining, stopping, booting, nonce, healthy, checking, moving
-    (prod_server, "drain", 1),
-    (slot, "open_displacement", 1),
-    (prod_server, "end", 1),
-    (engines, "start", 1),
-    (canary, "_smoke", 1),
-    (canary, "_canary", 1),
-    (prod_server, "keep_up", 1),
-    (slot, "save", 1),
-    (prod_server, "bring_back", 1),
-    (promotions, "append", 1),
-    (promotion_runs, "_record", 1),
-    (promotion_runs, "_move_aliases", 1),
-    (promotion, "remove", 1),
-)
-RESTORING = (  # of one whose candidate says nothing
-    (promotion, "save", 7),
-    (prod_server, "end", 2),
-    (engines, "start", 2),
-    (promotions, "append", 1),
-)
-
-
-def forked(work: Callable[[], None]) -> int:
-    """The status of a child that does the work."""
-    if pid := os.fork():
-        return os.waitpid(pid, 0)[1]
-    code = 99
-    try:
-        work()
-        code = 0
-    except Exception as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
-    finally:
-        os._exit(code)
-
-
-def kill_after(module, name: str, call: int) -> None:
-    """Arrange that this process is killed when the function returns from that call."""
-    function, calls = getattr(module, name), [0]
-
-    def killing(*args, **kwargs):
-        found = function(*args, **kwargs)
-        calls[0] += 1
-        if calls[0] == call:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return found
-
-    setattr(module, name, killing)
+from tests.prod.killing import ACTS, RESTORING, forked, kill_after, title, was_killed
 
 
 def site_at(root: Path, port: int) -> Site:
@@ -97,14 +44,14 @@ def main(root: Path, port: int) -> None:
     promoting.shorten_prose(setattr)
     promoting.serve(site, "plan0")
     told = []
-    for number, (module, name, call) in enumerate((*ACTS, *RESTORING), 1):
+    for number, act in enumerate((*ACTS, *RESTORING), 1):
         restoring = number > len(ACTS)
         to = promoting.target(site, f"plan{number}", *(["--says", "nothing"] if restoring else []))
         before = site.slot()
 
-        def killed(to=to, module=module, name=name, call=call) -> None:
+        def killed(to=to, act=act) -> None:
             new = promoting.promotion_to(site, to)
-            kill_after(module, name, call)
+            kill_after(act)
             promote.conduct(new, site.state, root, quiet)
 
         began_s = time.monotonic()
@@ -115,8 +62,8 @@ def main(root: Path, port: int) -> None:
         now, entries = site.slot(), promoting.ledger(site)
         told.append(
             {
-                "act": f"{module.__name__.rpartition('.')[2]}.{name} {call}" + (" restoring" if restoring else ""),
-                "killed": os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL,
+                "act": title(act) + (" restoring" if restoring else ""),
+                "killed": was_killed(status),
                 "cut_off_while": moving.step if moving else "done",
                 "guard": guarded,
                 "at_rest": promoting.at_rest(site),

@@ -1,7 +1,8 @@
 """Stands in for vLLM's API server in prod: health, names, metrics, completions that take as long as asked, or are
 streamed, one byte a token.
 
-Where the file of --broken exists, it dies at once with that file's text.
+Where the file of --broken exists, it dies at once with that file's text. Of SIGTERM it dies at once, or with
+--shutdown-timeout as soon as its requests have ended.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ import argparse
 import json
 import os
 import random
+import signal
+import subprocess
 import sys
 import threading
 import time
@@ -25,6 +28,8 @@ def main() -> None:
     parser.add_argument("--broken", type=Path)
     parser.add_argument("--slow-start", type=float, default=0)
     parser.add_argument("--no-metrics", action="store_true")
+    parser.add_argument("--shutdown-timeout", type=int, default=0)
+    parser.add_argument("--engine", action="store_true")  # a process beside it, as vLLM's EngineCore
     parser.add_argument("--plugin-sha256", default="")
     parser.add_argument("--bits", type=int, default=0)  # of the one layer that the plugin attests; 0: none
     parser.add_argument("--prefill-ms", type=float, default=2)
@@ -34,6 +39,8 @@ def main() -> None:
     if options.broken and options.broken.exists():
         print(options.broken.read_text(), flush=True)
         sys.exit(1)
+    if options.engine:
+        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", "VLLM::EngineCore"])
     time.sleep(options.slow_start)
     attestation = {
         "nonce": os.environ["RADIANCE_BOOT_NONCE"],
@@ -105,7 +112,19 @@ def main() -> None:
     print("INFO [paroquant_gfx1201] linear layers: 1/1 on our kernel", flush=True)
     server = ThreadingHTTPServer((options.host, options.port), Handler)
     print("INFO CPU KV cache size: 46,592 tokens, Maximum concurrency 11.4x", flush=True)
-    server.serve_forever()
+
+    def end() -> None:
+        server.shutdown()  # no request is taken any more
+        deadline = time.monotonic() + options.shutdown_timeout
+        while running[0] and time.monotonic() < deadline:
+            time.sleep(0.01)
+        time.sleep(0.05)  # the last answer is on its way
+        os._exit(0)
+
+    if options.shutdown_timeout:
+        signal.signal(signal.SIGTERM, lambda *_: threading.Thread(target=end).start())
+    server.serve_forever(poll_interval=0.05)
+    time.sleep(options.shutdown_timeout + 1)
 
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz "

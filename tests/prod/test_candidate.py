@@ -115,6 +115,8 @@ def test_an_ab_that_passed_is_promoted_shown_and_rolled_back_from_the_command_li
     assert cli.main(["prod", "history", *site.words]) == 0
     shown = capsys.readouterr().out
     assert "rollback" in shown and "3 entries, every hash follows from the one before" in shown
+    assert cli.main(["prod", "history", "box=r9700x2", *site.words[1:]]) == 0
+    assert "no plan has served as prod on box r9700x2 yet" in capsys.readouterr().out
     assert cli.main(["prod", "sync", *site.words]) == 0
     assert "0 runs added to MLflow, 3 were there" in capsys.readouterr().out
     assert cli.main(["rollback", "--to", "2", "--quiet", *site.words]) == 2
@@ -216,6 +218,8 @@ def test_a_canary_repeats_the_shortest_places_and_allows_what_the_spread_of_the_
     wide = canary.of_boots(suite, boots(84.0, 84.0, 84.0), {name: floor}).expected[0]
     assert wide.worst == pytest.approx(100 * 2.71828 ** (3.385 * 0.1 * (4 / 3) ** 0.5), rel=1e-3)
     assert canary.of_boots(Suite("s", 7, {"gsm8k": {}}), boots(84.0), {}) is None
+    busy = canary.of_boots(suite, boots(84.0, 84.0, 84.0), {}, margin=0.5)
+    assert [round(e.worst, 6) for e in busy.expected] == [150.0, 222.0], "a box whose clients take their share"
 
 
 def test_a_number_that_is_slower_than_its_limit_or_missing_fails_the_canary():

@@ -115,6 +115,20 @@ def test_what_stands_against_a_candidate_is_refused_before_prod_is_touched_and_r
     assert "the old one leaks; passed over: verdict: FAIL" in prod.show(site.state)
 
 
+def test_the_reason_of_a_forced_promotion_that_failed_is_kept_with_why_it_failed(site):
+    serve(site)
+    with pytest.raises(promote.NotPromoted):
+        conduct(site, target(site, "int5", "--says", "nothing"), objections=("verdict: FAIL",), reason="it leaks")
+    last = ledger(site)[-1]
+    assert last.outcome == "restored" and last.forced == ("verdict: FAIL",)
+    assert last.reason.startswith("smoke: ") and last.reason.endswith("; it was forced because: it leaks")
+    new = promotion_to(site, target(site, "int6"), objections=("verdict: FAIL",), reason="it leaks")
+    promotion.save(site.state, new)
+    prod.stop(site.state, "cpu", QUIET, now=True)
+    cut_off = ledger(site)[-2]
+    assert cut_off.forced == ("verdict: FAIL",) and cut_off.reason.endswith("it was forced because: it leaks")
+
+
 def test_what_serves_already_is_not_promoted_again(site):
     serve(site)
     with pytest.raises(promote.Refused, match=r"is this very plan of int4 already"):
@@ -262,4 +276,8 @@ def test_a_promotion_under_way_is_shown(site):
     promotion.save(site.state, promotion_to(site, target(site, "int5")))
     (line,) = promoted.standing(site.state, "cpu", site.slot())[:1]
     assert line.startswith("promotion of int5 is under way in process ") and line.endswith(": draining")
+    new = promotion_to(site, target(site, "int5"))
+    candidate = replace(new.candidate, nonce="0" * 12, booting_utc="2026-11-30T01:02:03+00:00")
+    promotion.save(site.state, replace(new, step="booting", candidate=candidate))
+    assert ", making way for int5, which is booting since 2026-11-30T01:02:03+00:00\n" in prod.show(site.state)
     assert plan(site, "int4").fingerprint == site.slot().plan.fingerprint

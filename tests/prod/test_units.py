@@ -5,12 +5,12 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from orchestrator import cli, units
 from orchestrator.errors import UsageError
+from orchestrator.schema import Paths
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze (apt-get install systemd)")
@@ -26,12 +26,34 @@ def test_systemd_finds_nothing_to_say_about_the_units(mode, tmp_path, capsys):
     assert (done.returncode, done.stderr) == (0, "") and len(list(directory.iterdir())) == 3
 
 
-def test_the_unit_starts_this_installation_on_this_state_and_prod_outlives_its_service():
-    service = units.rendered(sys.executable, Path("/var/lib/paro"))["paro-orchestrator-guard.service"].splitlines()
-    assert f"ExecStart={sys.executable} -m orchestrator guard --quiet paths.state=/var/lib/paro" in service
+PLACES = Paths("/var/cache/paro", "/var/lib/paro", "/srv/mlruns", "http://127.0.0.1:5000")
+WORDS = (
+    "paths.state=/var/lib/paro paths.cache=/var/cache/paro paths.tracking=/srv/mlruns "
+    "paths.tracking_server=http://127.0.0.1:5000"
+)
+
+
+def test_the_units_start_this_installation_on_its_own_places_and_prod_outlives_its_service(tmp_path):
+    service = units.rendered(sys.executable, PLACES)["paro-orchestrator-guard.service"].splitlines()
+    assert f"ExecStart={sys.executable} -m orchestrator guard --quiet {WORDS}" in service
     assert "KillMode=process" in service
+    units.written_scheduler(tmp_path, PLACES, "local")
+    service = (tmp_path / "paro-orchestrator.service").read_text().splitlines()
+    assert f"ExecStart={sys.executable} -m orchestrator serve fleet=local {WORDS}" in service
+
+
+def test_places_that_are_left_to_their_defaults_stand_in_a_unit_too(monkeypatch, tmp_path):
+    """systemd starts it in another directory, and perhaps without the variables that the defaults come from."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.chdir(tmp_path)
+    assert units.words(Paths(None, None, "mlruns")) == [
+        f"paths.state={tmp_path}/state/paro-orchestrator",
+        f"paths.cache={tmp_path}/cache/paro-orchestrator",
+        f"paths.tracking={tmp_path}/mlruns",
+    ]
 
 
 def test_a_path_that_a_unit_would_read_otherwise_is_refused():
     with pytest.raises(UsageError, match="cannot stand in a unit"):
-        units.rendered(sys.executable, Path("/var/100%/my state"))
+        units.rendered(sys.executable, Paths("/cache", "/var/100%/my state", "mlruns"))

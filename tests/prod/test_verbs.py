@@ -15,6 +15,8 @@ import pytest
 
 from orchestrator import config, digest, inputs, plugin_build, prod_server, slot
 from orchestrator.engines.process import kill_processes_of, processes_of
+from orchestrator.promoting import promotion_runs
+from orchestrator.recorded import catalog, mlflow_store
 from orchestrator.records import write_json
 from tests.prod.conftest import ROOT, STUB
 
@@ -72,11 +74,23 @@ def test_prod_is_started_shown_and_stopped(command_line):
     second = command_line("prod", "start", "+variant=bf16")
     assert second.returncode == 2 and "prod of box cpu is bf16 since" in second.stderr
     nonce = slot.load(command_line.state, "cpu").nonce
+    assert copied(command_line) == {"start": "prod"}, "MLflow has it at once"
     stopped = command_line("prod", "stop")
     assert stopped.returncode == 0 and "is stopped and its slot is empty" in stopped.stdout
     assert not processes_of(nonce) and slot.load(command_line.state, "cpu") is None
+    assert copied(command_line) == {"start": "previous", "stop": ""}
     nothing = command_line("prod", "stop")
     assert nothing.returncode == 2 and "there is no prod on box cpu" in nothing.stderr
+
+
+def copied(command_line) -> dict[str, str]:
+    """Kind of each entry that MLflow has -> the alias of its version."""
+    tracking = command_line.state.parent / "tracking"
+    client = mlflow_store.connect(tracking)
+    aliases = client.get_registered_model("prod-cpu").aliases
+    runs = {client.get_model_version("prod-cpu", version).run_id: alias for alias, version in aliases.items()}
+    found = [run for run in catalog.entries(tracking) if run.experiment == promotion_runs.EXPERIMENT]
+    return {run.tags["promotion.kind"]: runs.get(run.run_id, "") for run in found}
 
 
 def test_a_run_takes_prod_down_after_preparing_and_an_interrupt_brings_it_back(command_line):
@@ -134,6 +148,14 @@ def test_preparing_leaves_prod_alone(command_line):
         (["guard", "--watch"], "--watch wants a number, not ''"),
         (["prod", "--keep", "3"], "--keep belongs to cache prune, not to prod"),
         (["prod", "start"], "no variant given"),
+        (["prod", "suite=smoke"], "suite=smoke: prod takes box=NAME and paths.*"),
+        (["prod", "history", "+variant=int4"], "+variant=int4: prod history takes box=NAME and paths.*"),
+        (["prod", "history", "box=toaster"], "there is no box 'toaster'"),
+        (["schedule", "summary", "server=http://127.0.0.1:1"], "server=: summaries are files of the machine that runs"),
+        (["schedule", "summary", "box=cpu"], "box=cpu: schedule summary takes paths.*"),
+        (["schedule", "list", "priority=1"], "priority=1: schedule list takes paths.*"),
+        (["schedule", "remove", "1", "box=cpu"], "box=cpu: schedule remove takes paths.*"),
+        (["schedule", "run", "box=cpu"], "box=cpu: schedule run takes fleet=, paths.*"),
     ],
 )
 def test_a_mistake_is_one_line(command_line, words, said):

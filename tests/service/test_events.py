@@ -9,6 +9,7 @@ from contextlib import closing
 
 import pytest
 
+from orchestrator.service import tokens
 from tests.service.world import World
 
 LARGE = "x" * 200_000
@@ -90,6 +91,19 @@ def test_the_servers_end_ends_every_stream(world):
     for watcher in watchers:
         with closing(watcher):
             assert watcher.answer.read().startswith(b": events follow")  # and no IncompleteRead
+
+
+def test_a_token_that_is_removed_ends_its_streams_and_no_others(world):
+    other = tokens.add(world.service.tokens.path, "other", ["read"])
+    wanted = noted(world, 1)
+    with world.on_loopback() as port, closing(Watcher(world, port)) as kept:
+        with closing(Watcher(world, port, Authorization=f"Bearer {other}")) as removed:
+            assert removed.numbers(1) == wanted
+            tokens.remove(world.service.tokens.path, "other")
+            assert b"id: " not in removed.answer.read(), "it ends, whole"
+        after = noted(world, 1)
+        assert kept.numbers(2) == wanted + after and world.service.feed.watchers == 1
+    assert any("shut out" in line for line in world.lines)
 
 
 def test_a_full_house_is_said_to_the_next(tmp_path):

@@ -12,9 +12,10 @@ from urllib.request import Request, urlopen
 
 import aiohttp
 import pytest
+from starlette.testclient import TestClient
 
 from orchestrator.schedule.queue import Queue
-from tests.service.world import AB
+from tests.service.world import AB, World
 
 
 def post(url, headers, body):
@@ -99,6 +100,17 @@ def test_a_worker_that_is_killed_is_started_again(world, client):
             process.join()
 
 
+def test_a_box_that_the_machine_is_not_is_refused_for_an_ab_and_for_a_move(tmp_path):
+    world = World(tmp_path, boxes=["cpu"])
+    with TestClient(world.app, base_url="http://localhost") as client:
+        answer = client.post("/v1/jobs", json={**AB, "box": "r9700x2"}, headers=world.auth("run"))
+        assert answer.status_code == 422 and "box: this machine is no r9700x2" in answer.json()["error"]
+        answer = client.post("/v1/prod/r9700x2/rollback", json={}, headers=world.auth("promote"))
+        assert answer.status_code == 404 and "this machine is no r9700x2" in answer.json()["error"]
+        assert client.post("/v1/jobs", json=AB, headers=world.auth("run")).status_code == 201
+    assert world.moves.list() == []
+
+
 @pytest.mark.parametrize(
     ("body", "said"),
     [
@@ -110,6 +122,11 @@ def test_a_worker_that_is_killed_is_started_again(world, client):
         ({**AB, "zone": "Mars/Olympus"}, "time zone"),
         ({**AB, "after": ["99"]}, "no job 99"),
         ({**AB, "colour": "red"}, "colour"),
+        ({"box": "cpu", "a": "int4", "b": "int4", "gate": "format"}, "plan: it is the same in both arms"),
+        (
+            {"box": "cpu", "a": "int5_i8_pg", "b": "int5_i8", "gate": "speculation"},
+            "does not declare that it may differ",
+        ),
     ],
 )
 def test_what_cannot_run_is_refused_with_what_is_wrong(world, client, body, said):

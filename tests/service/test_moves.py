@@ -12,6 +12,7 @@ from contextlib import contextmanager
 
 import pytest
 
+from orchestrator import lease
 from orchestrator.schedule.job import Job
 from orchestrator.schedule.queue import KeyReused, Queue
 from orchestrator.service import moves
@@ -36,7 +37,7 @@ class Site:
     def mover(self, command=None):
         stop, wake = threading.Event(), threading.Event()
         mover = Mover(
-            self.moves, self.queue, self.state, [], stop, wake, self.lines.append, command or self.command, 0.05
+            self.moves, self.queue, self.state, [], stop, wake, self.lines.append, command or self.command, 0.05, 0.2
         )
         thread = threading.Thread(target=mover.work)
         thread.start()
@@ -113,6 +114,42 @@ def test_a_move_waits_for_an_ab_of_its_own_box_on_this_machine_only(site, node, 
             mover.wake.set()
         assert site.settled(1).state == "done"
     assert site.done.read_text() == ("2 1 " if waits else "1 2 ")
+
+
+def test_a_move_waits_for_a_box_that_somebody_uses_and_is_then_done(site):
+    site.moves.add(Move("rollback", "cpu"))
+    site.moves.add(Move("rollback", "r9700x2"))
+    with lease.hold("cpu", "a run by hand", site.state), site.mover():
+        assert site.settled(2).state == "done"
+        time.sleep(0.5)
+        waiting = site.moves.get(1)
+        assert (waiting.state, waiting.ended_at_utc) == ("queued", "") and "box cpu is in use by" in waiting.reason
+        assert [event.kind for event in site.queue.events()].count("move waits") == 1, "said once, not at each look"
+    with site.mover():
+        ended = site.settled(1)
+    assert (ended.state, ended.reason) == ("done", "of cpu") and site.done.read_text() == "2 1 "
+
+
+def test_a_move_whose_box_is_taken_just_before_it_waits_too(site):
+    said = "orchestrator: box cpu is in use by process 7 (A/B, since 01:00); wait for it to end, or stop it"
+    seen = site.state / "seen"
+    busy_once = (
+        f"import pathlib, sys; seen = pathlib.Path({str(seen)!r}); first = not seen.exists(); seen.touch(); "
+        f"print({said!r} if first else 'it serves'); sys.exit(2 if first else 0)"
+    )
+    site.moves.add(Move("rollback", "cpu"))
+    with site.mover(lambda move, places: [sys.executable, "-c", busy_once]):
+        ended = site.settled(1)
+    assert (ended.state, ended.reason) == ("done", "it serves")
+    kinds = [event.kind for event in site.queue.events()]
+    assert kinds == ["move running", "move waits", "move running", "move done"]
+
+
+def test_a_box_is_held_as_long_as_its_lease(tmp_path):
+    assert not lease.is_held("cpu", tmp_path)
+    with lease.hold("cpu", "a run", tmp_path):
+        assert lease.is_held("cpu", tmp_path) and not lease.is_held("r9700x2", tmp_path)
+    assert not lease.is_held("cpu", tmp_path)
 
 
 def test_a_key_used_for_another_move_is_refused(site):

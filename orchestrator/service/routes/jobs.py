@@ -43,7 +43,7 @@ def job(service: Serving, job_id: Number) -> Response:
 @router.post("/jobs", status_code=201, response_model=shown.JobShown, responses=made(shown.JobShown), **scope("run"))
 async def submit(service: Serving, who: Who, body: Submission, idempotency_key: Key = None) -> Response:
     """Queue an A/B; it starts in its window. The same key with the same body is the same job."""
-    words = submission.words(body, service.places)
+    words = submission.words(body, service.places, service.boxes)
     asked = await service.worker.run(submission.composed, words, f"token {who}")
     asked = replace(asked, idempotency_key=keyed(who, idempotency_key))
     job, new = await asyncio.to_thread(service.queue.add, asked)
@@ -69,4 +69,6 @@ async def events(
     """What happens, as server-sent events whose ids count up; without `after`, from now on."""
     if service.feed.watchers >= service.most_watchers:
         raise HTTPException(503, f"{service.most_watchers} clients watch already")
-    return EventStream(service.feed, wanted_after(request, after, service.feed.seq), job, service.send_timeout_s)
+    token = request.scope["state"]["token"]
+    start = wanted_after(request, after, service.feed.seq)
+    return EventStream(service.feed, start, job, service.send_timeout_s, lambda: service.tokens.has(token))

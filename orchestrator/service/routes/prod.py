@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Annotated
 
-from fastapi import APIRouter
+from fastapi import APIRouter, HTTPException
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response
 
@@ -46,7 +46,7 @@ def history(service: Serving, box: Box) -> Response:
 @router.post("/prod/{box}/promote", **ASKED)
 def promote(service: Serving, who: Who, box: Box, body: Promotion, idempotency_key: Key = None) -> Response:
     """Make arm B of an A/B that passed the prod of the box. It is checked as `promote` does; nothing is forced."""
-    require_box(box)
+    _require_here(service, box)
     entry = an_ab(service.tracking, body.run_id)
     return _ask(service, Move("promote", box, run_id=entry.run_id, by=who), idempotency_key)
 
@@ -54,7 +54,7 @@ def promote(service: Serving, who: Who, box: Box, body: Promotion, idempotency_k
 @router.post("/prod/{box}/rollback", **ASKED)
 def rollback(service: Serving, who: Who, box: Box, body: Rollback, idempotency_key: Key = None) -> Response:
     """Back to what served before, or to what entry `to` of the history served."""
-    require_box(box)
+    _require_here(service, box)
     return _ask(service, Move("rollback", box, to=body.to, by=who), idempotency_key)
 
 
@@ -67,6 +67,14 @@ def list_moves(service: Serving, limit: Limit = 100) -> Response:
 @router.get("/moves/{move_id}", response_model=shown.MoveShown, **scope("read"))
 def move(service: Serving, move_id: Number) -> Response:
     return service.answer(shown.move(service.moves.get(move_id)))
+
+
+def _require_here(service: Service, box: str) -> None:
+    """Raises HTTPException for a box that is not shipped, or that this machine neither is nor ever served as."""
+    require_box(box)
+    if service.boxes is None or box in {*service.boxes, *slot.boxes(service.state), *promotions.boxes(service.state)}:
+        return
+    raise HTTPException(404, f"this machine is no {box}; it is: {', '.join(service.boxes)}")
 
 
 def _ask(service: Service, move: Move, key: str | None) -> Response:
