@@ -26,7 +26,7 @@ def shares_for(weight: FragmentWeight) -> int:
 
 
 @cache
-def _counters(device: torch.device, tiles: int) -> torch.Tensor:
+def counters(device: torch.device, tiles: int) -> torch.Tensor:
     """Zeroed once; every launch leaves zeros. One stream at a time may use it."""
     return torch.zeros(tiles, dtype=torch.int32, device=device)
 
@@ -86,7 +86,7 @@ def decode(
             weight.steps,
             Out((rows, outputs), torch.bfloat16),
             Out((shares if shares > 1 else 0, rows, outputs), torch.float32),
-            InOut(_counters(codes.device, outputs // TILE)),
+            InOut(counters(codes.device, outputs // TILE)),
             *(rows, outputs, inputs, *rotation_starts(weight), shares),
         ),
     )

@@ -5,6 +5,7 @@ output l % 16 and, of a block, inputs 16 * (l // 16) .. + 15: instruction s take
 activation row gives a lane those inputs as 16 bytes in a row, so activations need no order of their own.
 """
 
+import itertools
 from dataclasses import dataclass
 
 import torch
@@ -40,6 +41,11 @@ class FragmentWeight:
     def inputs(self) -> int:
         """K."""
         return self.codes.shape[0] * self.group_size
+
+    def to(self, device: torch.device | str) -> "FragmentWeight":
+        """A copy on ``device``."""
+        tensors = (self.codes.to(device), self.plane.to(device), self.steps.to(device))
+        return FragmentWeight(*tensors, self.format, self.group_size, self.outputs, self.starts)
 
     @property
     def nbytes(self) -> int:
@@ -77,22 +83,27 @@ def _plane_words(lanes: torch.Tensor) -> torch.Tensor:
     return _words(fours.transpose(4, 5).flatten(4), 1).contiguous()
 
 
-def pack(projections: list[Projection] | list[Mxfp4Projection]) -> FragmentWeight:
-    """Projections with one K, format and group size, as one weight.
-
-    Raises PluginError for more than three, for N that is no multiple of 32, and for Lloyd levels.
-    """
+def refusal(projections: list[Projection] | list[Mxfp4Projection]) -> str:
+    """Why the GEMMs cannot multiply these; empty where they can."""
     spec = projections[0].spec
     if len(projections) > 3:
-        raise PluginError(f"the decode GEMM selects among at most three rotations, not {len(projections)}")
-    starts, outputs = [], 0
-    for projection in projections:
-        if projection.outputs % TILE:
-            raise PluginError(f"the decode GEMM takes outputs in multiples of {TILE}, not N={projection.outputs}")
-        starts.append(outputs)
-        outputs += projection.outputs
+        return f"the GEMMs select among at most three rotations, not {len(projections)}"
+    if wrong := next((projection.outputs for projection in projections if projection.outputs % TILE), None):
+        return f"the GEMMs take outputs in multiples of {TILE}, not N={wrong}"
     if spec.group_size not in (64, 128):
-        raise PluginError(f"the decode GEMM takes groups of 64 or 128, not {spec.group_size}")
+        return f"the GEMMs take groups of 64 or 128, not {spec.group_size}"
+    if isinstance(projections[0], Projection) and spec.lloyd:
+        return "the GEMMs multiply integer codes: int4-lloyd has no HIP kernel"
+    return ""
+
+
+def pack(projections: list[Projection] | list[Mxfp4Projection]) -> FragmentWeight:
+    """Projections with one K, format and group size, as one weight. Raises PluginError for what ``refusal`` names."""
+    if reason := refusal(projections):
+        raise PluginError(reason)
+    spec = projections[0].spec
+    ends = list(itertools.accumulate(projection.outputs for projection in projections))
+    starts, outputs = [0, *ends[:-1]], ends[-1]
     if isinstance(projections[0], Mxfp4Projection):
         codes = torch.cat([projection.codes for projection in projections]).T
         exponents = torch.cat([projection.exponents for projection in projections]).T.contiguous()
@@ -101,8 +112,6 @@ def pack(projections: list[Projection] | list[Mxfp4Projection]) -> FragmentWeigh
         lanes = by_lane(codes.contiguous(), spec.group_size)
         empty = torch.empty(0, dtype=torch.int32)
         return FragmentWeight(_nibble_words(lanes), empty, exponents, "mxfp4", spec.group_size, outputs, tuple(starts))
-    if spec.lloyd:
-        raise PluginError("the HIP decode GEMM multiplies integer codes: int4-lloyd has no HIP kernel")
     lanes = by_lane(torch.cat([projection.codes for projection in projections], 1), spec.group_size)
     scales = torch.cat([projection.scales for projection in projections], 1)
     zeros = torch.cat([projection.zeros for projection in projections], 1)
