@@ -2,6 +2,7 @@
 
 import ctypes
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -11,10 +12,11 @@ from paroquant_gfx1201 import attest, reference
 from paroquant_gfx1201.kernels import simt
 from paroquant_gfx1201.kernels.hip.launch import Launch
 from paroquant_gfx1201.kernels.hip.loader import Loader
-from paroquant_gfx1201.paths import hip
-from tests.plugin.conftest import random_projection
-from tests.plugin.hip_cases import assert_rounded_once, needs_clang, needs_emulation, only
-from tests.plugin.test_vllm_glue import INPUTS, QKV, config, qkv_layer
+from paroquant_gfx1201.modes import Mode
+from paroquant_gfx1201.paths import BandedLinear, Weights, hip
+from tests.plugin.conftest import random_projection, relative
+from tests.plugin.hip_cases import assert_rounded_once, needs_clang, needs_emulation, only, random_codes
+from tests.plugin.test_vllm_glue import INPUTS, QKV, ROUNDED, config, expected, qkv_layer
 from tests.plugin.vllm_layers import _fresh, _one_rank, load, prepared, run, tokens  # noqa: F401
 
 pytestmark = [pytest.mark.vllm, needs_emulation, needs_clang(19)]
@@ -22,7 +24,11 @@ pytestmark = [pytest.mark.vllm, needs_emulation, needs_clang(19)]
 KERNELS = (
     only("producer.hip", '#include "producer.h"\nPRODUCERS(64, 8, int8, INT8)\n'),
     only("decode.hip", '#include "decode.h"\nDECODE(INT5, int5, INT8, int8, 64, 16)\n'),
-    only("prefill.hip", '#include "prefill.h"\nPREFILL(INT5, int5, INT8, int8, 64, token, true)\n'),
+    only(
+        "prefill.hip",
+        '#include "prefill.h"\nPREFILL(INT5, int5, INT8, int8, 64, token, true)\n'
+        "PREFILL_EPILOGUE(INT5, int5, INT8, int8, 64, token, true)\n",
+    ),
 )
 STREAM = 0x5150
 
@@ -82,6 +88,30 @@ def test_each_band_launches_its_kernels_on_the_current_stream(count: int, kernel
         weight = reference.prepare(part)
         exact.append(reference.same_codes(rows, weight.weight, weight.offsets))
     assert_rounded_once(y, torch.cat(exact, 1))
+
+
+def test_the_epilogue_is_launched_where_the_mode_has_it(drivers: Drivers, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RADIANCE_PQ_ZPE", "1")
+    layer, parts = merged_layer()
+    x = tokens(66)
+    y = run(layer, x)
+    assert drivers.launched == ["token_int8_g64_r8", "prefill_int5_int8_g64_token_epilogue"]
+    assert relative(y, expected(x, parts)) < ROUNDED
+    assert attest.process.layers["m.qkv_proj"].bands["prefill"].zero_point == "epilogue"
+
+
+@pytest.mark.usefixtures("drivers")
+def test_a_layer_that_fills_no_tile_is_multiplied_as_wide_as_it_is() -> None:
+    made = [random_codes("int5", INPUTS, outputs, 64, outputs) for outputs in (40, 24)]
+    weights = Weights(made, torch.bfloat16, torch.device("cpu"))
+    linear = BandedLinear(weights, Mode.from_environment(os.environ))
+    path, product = linear.multiply(tokens(5))
+    assert (path, product.y.shape, product.y.is_contiguous()) == ("hip_gfx1201", (5, 64), True)
+    exact = []
+    for part, rows in zip(made, product.activations(), strict=True):
+        weight = reference.prepare(part)
+        exact.append(reference.same_codes(rows, weight.weight, weight.offsets))
+    assert_rounded_once(product.y, torch.cat(exact, 1))
 
 
 @pytest.mark.usefixtures("drivers")

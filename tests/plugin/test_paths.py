@@ -67,14 +67,21 @@ def test_a_cpu_without_a_compiler_says_why_it_is_on_the_reference(monkeypatch: p
 def test_an_r9700_takes_the_hip_kernels(name: str) -> None:
     assert chosen(weights(name), I8="1", PG="1") == ("hip_gfx1201", "hip_gfx1201")
     assert chosen(weights(name), I8="0") == ("hip_gfx1201", "hip_gfx1201")
-    assert chosen(weights("mxfp4"), I8="0") == ("hip_gfx1201", "hip_gfx1201")
+    assert chosen(weights(name, outputs=(64, 40)), I8="1", ZPE="1") == ("hip_gfx1201", "hip_gfx1201")
+
+
+@pytest.mark.usefixtures("r9700")
+@pytest.mark.parametrize("zero_point", ["0", "1"])
+@pytest.mark.parametrize("name", ["mxfp4", "int4-lloyd"])
+def test_an_r9700_takes_the_formats_of_e4m3_values_too(name: str, zero_point: str) -> None:
+    assert chosen(weights(name), I8="0", ZPE=zero_point) == ("hip_gfx1201", "hip_gfx1201")
 
 
 @pytest.mark.usefixtures("r9700")
 def test_a_shape_without_a_kernel_runs_the_portable_one_and_says_why() -> None:
-    choice = choose(weights(outputs=(64, 44)), mode(I8="1"))["prefill"]
+    choice = choose(weights(outputs=(32, 32, 32, 32)), mode(I8="1"))["prefill"]
     assert choice.path.name == "triton"
-    assert "N=44" in choice.declined["hip_gfx1201"]
+    assert "at most three rotations, not 4" in choice.declined["hip_gfx1201"]
 
 
 def test_another_gpu_takes_the_portable_kernels_or_none() -> None:

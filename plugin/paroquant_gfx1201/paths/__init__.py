@@ -62,9 +62,10 @@ class BandedLinear:
         self.widths = weights.widths
         self.choices = choose(weights, mode)
         prepared: dict[str, Prepared] = {}
+        epilogue = any(band.zero_point == "epilogue" for band in mode.bands.values())
         for choice in self.choices.values():
             if choice.path.name not in prepared:
-                prepared[choice.path.name] = choice.path.prepare(weights)
+                prepared[choice.path.name] = choice.path.prepare(weights, epilogue)
         self._prepared = prepared
 
     @property

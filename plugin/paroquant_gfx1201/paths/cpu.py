@@ -36,7 +36,7 @@ class CpuReference:
         """The band's own."""
         return band.zero_point
 
-    def prepare(self, weights: Weights) -> Prepared:
+    def prepare(self, weights: Weights, epilogue: bool) -> Prepared:
         """Weights in f32, and as integers where they are."""
         parts = [reference.prepare(projection) for projection in weights.projections]
         rotations = torch.stack([part.rotation for part in parts])
@@ -79,7 +79,7 @@ class CpuInt8:
         """The band's own."""
         return band.zero_point
 
-    def prepare(self, weights: Weights) -> Prepared:
+    def prepare(self, weights: Weights, epilogue: bool) -> Prepared:
         """Codes and scales in the order of the vectors; the f32 weights are not kept."""
         parts = [reference.prepare(projection) for projection in weights.projections]
         rotations = torch.stack([part.rotation for part in parts]).transpose(-1, -2).contiguous()

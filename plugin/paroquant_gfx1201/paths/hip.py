@@ -14,6 +14,7 @@ from paroquant_gfx1201.kernels.hip.decode import ROWS, counters, decode
 from paroquant_gfx1201.kernels.hip.launch import SOURCES, Launch
 from paroquant_gfx1201.kernels.hip.loader import Loader
 from paroquant_gfx1201.kernels.hip.prefill import prefill
+from paroquant_gfx1201.kernels.hip.prefill import refusal as epilogue_refusal
 from paroquant_gfx1201.modes import Band, ZeroPoint
 from paroquant_gfx1201.paths.path import Prepared, Product
 from paroquant_gfx1201.paths.weights import Weights
@@ -71,20 +72,20 @@ class HipGfx1201:
             return f"it takes bfloat16 rows, not {str(weights.dtype)[6:]}"
         if band.granularity == "token" and weights.inputs > producer.MOST_TOKEN_INPUTS:
             return f"a row of K={weights.inputs} does not fit LDS: per token it takes {producer.MOST_TOKEN_INPUTS}"
-        if band.zero_point == "epilogue" and weights.kind != "mxfp4":
-            return "no kernel corrects zero points in the epilogue"
+        if band.zero_point == "epilogue" and (reason := epilogue_refusal(band.element, band.granularity)):
+            return reason
         return fragments.refusal(weights.projections) or reason_against_launching()
 
     def zero_point(self, band: Band) -> ZeroPoint:
         """The band's own."""
         return band.zero_point
 
-    def prepare(self, weights: Weights) -> Prepared:
+    def prepare(self, weights: Weights, epilogue: bool) -> Prepared:
         """Rotation tables, and codes in fragment order."""
         device, spec = weights.device, weights.spec
         table = torch.stack([layout.build(rotations_of(projection)) for projection in weights.projections]).to(device)
         krot = 1 if weights.projections[0].theta is None else spec.krot
-        packed = fragments.pack(weights.projections).to(device)
+        packed = fragments.pack(weights.projections, epilogue).to(device)
         # Made here, and not by the first launch, which may be the one that a graph captures.
         counters(device, packed.outputs // fragments.TILE)
 
@@ -94,9 +95,13 @@ class HipGfx1201:
             )
             quantized = run(produced, device)
             few = len(rows) <= ROWS[-1] and band.granularity == "group"
-            launch = (decode if few else prefill)(*quantized, packed, band.element)
+            if few:
+                launch = decode(*quantized, packed, band.element)
+            else:
+                launch = prefill(*quantized, packed, band.element, band.zero_point)
             sums = "int32" if band.element == "int8" else "f32"
-            return Product(run(launch, device)[0], sums, lambda: _as_reference(quantized, band))
+            y = packed.outputs_of(run(launch, device)[0])
+            return Product(y, sums, lambda: _as_reference(quantized, band))
 
         return multiply
 

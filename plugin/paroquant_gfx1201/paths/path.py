@@ -40,6 +40,6 @@ class Path(Protocol):
         """The form in which it corrects the zero point there."""
         ...
 
-    def prepare(self, weights: Weights) -> Prepared:
-        """Bring the weights into the path's own layout, on their device."""
+    def prepare(self, weights: Weights, epilogue: bool) -> Prepared:
+        """Bring the weights to their device in the path's own layout; ``epilogue``: a band corrects zeros there."""
         ...

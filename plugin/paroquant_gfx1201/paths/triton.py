@@ -38,7 +38,7 @@ class Triton:
         """Exactly, in f32, whatever the band says: no f16 epilogue exists here."""
         return "loop"
 
-    def prepare(self, weights: Weights) -> Prepared:
+    def prepare(self, weights: Weights, epilogue: bool) -> Prepared:
         """Rotations as three bf16 terms, codes in half-group order."""
         from paroquant_gfx1201.kernels.triton import producer
         from paroquant_gfx1201.kernels.triton.linear import multiply
