@@ -22,9 +22,19 @@ NONCE = "RADIANCE_BOOT_NONCE"
 
 
 @dataclass(frozen=True)
+class BandRecord:
+    """What a layer runs in one band: its path, the form in which that corrects the zero point, and why each
+    path that comes before it did not take the layer."""
+
+    path: str
+    zero_point: str
+    declined: dict[str, str]
+
+
+@dataclass(frozen=True)
 class LayerRecord:
-    """One layer on our path. ``partitions`` are the output widths merged into it; ``source`` what the
-    checkpoint had where the layer was requantized at load."""
+    """One layer on our path. ``path`` is that of both bands, or ``DECODE+PREFILL``; ``partitions`` are the
+    output widths merged into it; ``source`` what the checkpoint had where the layer was requantized at load."""
 
     name: str
     path: str
@@ -36,6 +46,7 @@ class LayerRecord:
     in_features: int
     out_features: int
     source: str | None = None
+    bands: dict[str, BandRecord] = field(default_factory=dict)
 
 
 @cache

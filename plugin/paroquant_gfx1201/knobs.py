@@ -23,6 +23,7 @@ INTEGERS: dict[str, int] = {"RADIANCE_PQ_DECODE_MAX_M": 64}
 """Integer knobs and their defaults; values are tokens and must be at least 1."""
 
 CHOICES: dict[str, tuple[str, ...]] = {
+    "RADIANCE_PQ_PATH": ("auto", "cpu_reference", "cpu_int8", "triton", "hip_gfx1201"),
     "RADIANCE_NVFP4_EXP": ("mse", "ocp"),
     "RADIANCE_NVFP4_FP8_LAYERS": ("mxfp4", "keep"),
     "RADIANCE_NVFP4_LMHEAD": ("bf16", "keep"),

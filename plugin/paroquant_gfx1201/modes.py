@@ -15,6 +15,7 @@ from paroquant_gfx1201.errors import PluginError
 Element = Literal["int8", "e4m3"]
 Granularity = Literal["group", "token"]
 ZeroPoint = Literal["loop", "epilogue"]
+BandName = Literal["decode", "prefill"]
 
 
 FLOAT_CODES = ("int4-lloyd", "mxfp4")
@@ -41,6 +42,8 @@ class Mode:
     prefill_zero_point: ZeroPoint
     fragment_order: bool
     check: bool
+    path: str = "auto"
+    """The only path that layers may take, or ``auto``: the first that takes them."""
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> "Mode":
@@ -65,13 +68,24 @@ class Mode:
             prefill_zero_point="epilogue" if epilogue else "loop",
             fragment_order=on["RADIANCE_PQ_WPERM"],
             check=on["RADIANCE_PQ_CHECKALL"],
+            path=knobs.choice(environment, "RADIANCE_PQ_PATH"),
         )
 
+    def band_name(self, tokens: int) -> BandName:
+        """Which band a forward over ``tokens`` rows is in."""
+        return "decode" if tokens <= self.decode_max_m else "prefill"
+
+    @property
+    def bands(self) -> dict[BandName, Band]:
+        """The numerics of both bands."""
+        return {
+            "decode": Band(self.element, "group", "loop"),
+            "prefill": Band(self.element, self.prefill_granularity, self.prefill_zero_point),
+        }
+
     def band(self, tokens: int) -> Band:
-        """The band of a forward over ``tokens`` rows."""
-        if tokens <= self.decode_max_m:
-            return Band(self.element, "group", "loop")
-        return Band(self.element, self.prefill_granularity, self.prefill_zero_point)
+        """The numerics of a forward over ``tokens`` rows."""
+        return self.bands[self.band_name(tokens)]
 
     def check_format(self, bits: int, name: str) -> None:
         """Raise PluginError when a checkpoint of ``bits`` in format ``name`` cannot run in this mode."""

@@ -67,3 +67,13 @@ def calibration(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("text") / "calibration.txt"
     path.write_text("".join(f"The number {n} is followed by {n + 1}. " for n in range(120)))
     return path
+
+
+@pytest.fixture(scope="session")
+def objects(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The gfx1201 code objects, as a wheel has them."""
+    from paroquant_gfx1201.kernels.hip import codeobject
+
+    directory = tmp_path_factory.mktemp("objects")
+    codeobject.build(directory)
+    return directory

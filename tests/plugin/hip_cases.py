@@ -4,6 +4,7 @@ import os
 
 import pytest
 import torch
+from torch.nn.functional import pad
 
 from paroquant_gfx1201 import reference, rotation
 from paroquant_gfx1201.formats.mxfp4 import BLOCK, Mxfp4Projection, Mxfp4Spec
@@ -13,6 +14,7 @@ from paroquant_gfx1201.kernels import simt
 from paroquant_gfx1201.kernels.hip import codeobject
 from paroquant_gfx1201.kernels.hip.launch import SOURCES
 from paroquant_gfx1201.kernels.hip.layout import Rotations
+from paroquant_gfx1201.kernels.hip.weights import filled
 from paroquant_gfx1201.modes import Band
 from tests.plugin.conftest import relative
 
@@ -70,11 +72,15 @@ def random_codes(name: str, inputs: int, outputs: int, group_size: int, seed: in
     if name == "mxfp4":
         exponents = integers(112, 125, outputs, inputs // BLOCK)
         return Mxfp4Projection(Mxfp4Spec(group_size, 8), integers(0, 16, outputs, inputs), exponents, *rest)
-    bits = int(name.removeprefix("int"))
+    lloyd = name == "int4-lloyd"
+    bits = 4 if lloyd else int(name.removeprefix("int"))
     groups = inputs // group_size
     codes, zeros = integers(0, 1 << bits, inputs, outputs), integers(0, 1 << bits, groups, outputs)
     scales = (torch.rand(groups, outputs, generator=generator) * 0.01 + 0.001).half()
-    return Projection(FormatSpec(bits, group_size, 8), codes, zeros, scales, *rest)
+    grid = torch.arange(256).to(torch.uint8).view(torch.float8_e4m3fn).float().unique()
+    grid = grid[(grid >= -8) & (grid < 8)]
+    levels = 7.5 + grid[torch.randperm(len(grid), generator=generator)[:16]].sort().values if lloyd else None
+    return Projection(FormatSpec(bits, group_size, 8, lloyd), codes, zeros, scales, *rest, levels=levels)
 
 
 def as_bytes(codes: torch.Tensor, element: str) -> torch.Tensor:
@@ -86,7 +92,10 @@ def as_bytes(codes: torch.Tensor, element: str) -> torch.Tensor:
 def quantized(
     projections: list[Projection] | list[Mxfp4Projection], rows: int, element: str, granularity: str
 ) -> tuple[list[reference.Activations], torch.Tensor]:
-    """Each rotation's activations of random rows with a mean, and float64 [M, N] of the same codes."""
+    """Each rotation's activations of random rows with a mean, and float64 [M, N] of the same codes.
+
+    N counts the outputs of scale 0 that ``weights.pack`` fills a projection up with.
+    """
     generator = torch.Generator().manual_seed(rows)
     x = (torch.randn(rows, projections[0].inputs, generator=generator) + 0.5).bfloat16().float()
     activations, expected = [], []
@@ -94,7 +103,8 @@ def quantized(
         prepared = reference.prepare(projection)
         rotated = rotation.rotate_groups(x, prepared.rotation)
         activations.append(reference.quantize_activations(rotated, Band(element, granularity, "loop")))
-        expected.append(reference.same_codes(activations[-1], prepared.weight, prepared.offsets))
+        y = reference.same_codes(activations[-1], prepared.weight, prepared.offsets)
+        expected.append(pad(y, (0, filled(y.shape[1]) - y.shape[1])))
     return activations, torch.cat(expected, 1)
 
 

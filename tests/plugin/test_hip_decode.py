@@ -14,15 +14,23 @@ from tests.plugin.hip_cases import (
     as_producer_leaves,
     assert_rounded_once,
     needs_emulation,
+    only,
     quantized,
     random_codes,
 )
 
-KINDS = [("int4", "int8"), ("int4", "e4m3"), ("int5", "int8"), ("int5", "e4m3"), ("mxfp4", "e4m3")]
+KINDS = [
+    ("int4", "int8"),
+    ("int4", "e4m3"),
+    ("int5", "int8"),
+    ("int5", "e4m3"),
+    ("mxfp4", "e4m3"),
+    ("int4-lloyd", "e4m3"),
+]
 SHAPES = [  # K, group size, outputs of each projection, rows, shares of K
     (640, 128, (64,), 1, 1),
     (1152, 128, (32, 64), 17, 2),
-    (576, 64, (32, 32, 96), 5, 3),
+    (576, 64, (32, 40, 96), 5, 3),
     (576, 64, (64,), 33, 1),
     (1280, 128, (96,), 64, 4),
     (192, 64, (32,), 20, 3),
@@ -85,9 +93,38 @@ def test_packing_loses_no_code(name: str, group_size: int) -> None:
         assert lanes[group, n // 16, lane, block, place % 16 // 4, place % 4] == codes[k, n]
 
 
+@pytest.mark.parametrize("name", ["int4", "int5", "mxfp4", "int4-lloyd"])
+def test_a_projection_is_filled_up_with_outputs_that_are_dropped_again(name: str) -> None:
+    packed = weights.pack([random_codes(name, 128, outputs, 128, 0) for outputs in (24, 32, 8)])
+    assert (packed.outputs, packed.starts) == (96, (0, 32, 64))
+    columns = torch.arange(96).expand(2, 96)
+    assert packed.outputs_of(columns)[1].tolist() == [*range(24), *range(32, 64), *range(64, 72)]
+    whole = weights.pack([random_codes(name, 128, 64, 128, 0)])
+    assert whole.outputs_of(columns[:, :64]).data_ptr() == columns.data_ptr()
+
+
+ONE_LOOK_UP = only("decode.hip", '#include "decode.h"\nDECODE(LLOYD, lloyd, E4M3, e4m3, 64, 16)\n')
+
+
+@needs_emulation
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("permute_bytes(table[1], table[0], place)", "permute_bytes(table[0], table[1], place)"),
+        ("half ? packed >> 4 : packed", "half ? packed : packed >> 4"),
+        ("FORMAT == LLOYD ? 7.5f", "FORMAT == LLOYD ? 8.0f"),
+    ],
+    ids=["halves of the table swapped", "nibbles swapped", "another midpoint"],
+)
+def test_a_planted_fault_of_the_look_up_is_found(old: str, new: str) -> None:
+    launch, expected = launch_for("int4-lloyd", "e4m3", 128, 64, (32, 32), 3, 1)
+    assert_rounded_once(simt.run(launch, (ONE_LOOK_UP,))[0].complete(), expected)
+    wrong = simt.run(launch, (ONE_LOOK_UP, simt.Edit("weights.h", old, new)))[0].complete()
+    with pytest.raises(AssertionError):
+        assert_rounded_once(wrong, expected)
+
+
 def test_what_no_kernel_can_multiply_is_refused() -> None:
-    with pytest.raises(PluginError, match="multiples of 32, not N=48"):
-        weights.pack([random_codes("int4", 128, 48, 128, 0)])
     with pytest.raises(PluginError, match="1 to 64 rows, not 65"):
         launch_for("int4", "int8", 128, 128, (32,), 65, 1)
     with pytest.raises(PluginError, match="the rows must be e4m3"):

@@ -7,7 +7,7 @@ import torch
 
 from paroquant_gfx1201.errors import PluginError
 from paroquant_gfx1201.kernels import simt
-from paroquant_gfx1201.kernels.hip import codeobject, layout, producer
+from paroquant_gfx1201.kernels.hip import layout, producer
 from paroquant_gfx1201.kernels.hip.launch import Launch
 from paroquant_gfx1201.kernels.hip.loader import Loader
 from tests.plugin.hip_cases import needs_clang, needs_emulation, only, random_rotations
@@ -17,13 +17,6 @@ pytestmark = [needs_emulation, needs_clang(19)]
 
 PRODUCER = only("producer.hip", '#include "producer.h"\nPRODUCERS(128, 8, e4m3, E4M3)\n')
 DECODE = only("decode.hip", '#include "decode.h"\nDECODE(INT5, int5, INT8, int8, 64, 32)\n')
-
-
-@pytest.fixture(scope="session")
-def objects(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("objects")
-    codeobject.build(directory)
-    return directory
 
 
 def producer_launch(granularity: str) -> Launch:

@@ -4,12 +4,17 @@ import itertools
 
 import pytest
 import torch
+from torch.nn.functional import pad
 
+from paroquant_gfx1201 import reference
 from paroquant_gfx1201.errors import PluginError
 from paroquant_gfx1201.kernels import simt
 from paroquant_gfx1201.kernels.hip import prefill, weights
 from paroquant_gfx1201.kernels.hip.launch import Launch
+from paroquant_gfx1201.modes import Band
+from tests.plugin.conftest import relative
 from tests.plugin.hip_cases import (
+    BF16_FLOOR,
     LONG,
     as_producer_leaves,
     assert_rounded_once,
@@ -19,10 +24,34 @@ from tests.plugin.hip_cases import (
     random_codes,
 )
 
-KINDS = [("int4", "int8"), ("int4", "e4m3"), ("int5", "int8"), ("int5", "e4m3"), ("mxfp4", "e4m3")]
+KINDS = [
+    ("int4", "int8"),
+    ("int4", "e4m3"),
+    ("int5", "int8"),
+    ("int5", "e4m3"),
+    ("mxfp4", "e4m3"),
+    ("int4-lloyd", "e4m3"),
+]
+EPILOGUES = [
+    ("int4", "int8", "group"),
+    ("int4", "int8", "token"),
+    ("int4", "e4m3", "token"),
+    ("int5", "int8", "group"),
+    ("int5", "int8", "token"),
+    ("int5", "e4m3", "token"),
+    ("int4-lloyd", "e4m3", "token"),
+]
 SHAPES = [  # K, group size, outputs of each projection, rows
-    (384, 128, (96, 64, 32), 130),
+    (384, 128, (96, 72, 24), 130),
     (320, 64, (64, 96), 40),
+]
+FEW = 20_000
+"""Outputs whose error still scatters about the floor."""
+F16_FACTORS = 4e-4
+"""Relative error of row sums and zero scales rounded to f16, where zero points are equally likely."""
+EPILOGUE_SHAPES = [
+    (1088, 64, (96, 40), 200),  # 17 groups: one more than a matrix instruction takes
+    (256, 128, (40,), 17),
 ]
 FULL_SHAPES = [
     (inputs, group_size, (256, 64, 128), rows)
@@ -49,6 +78,68 @@ def test_outputs_are_float64_of_the_same_codes_rounded_once_to_bf16(
     launch, expected = launch_for(name, element, granularity, inputs, group_size, outputs, rows)
     (y,) = simt.run(launch)
     assert_rounded_once(y.complete(), expected)
+
+
+def with_epilogue(
+    name: str, element: str, granularity: str, inputs: int, group_size: int, outputs: tuple[int, ...], rows: int
+) -> tuple[Launch, torch.Tensor, torch.Tensor]:
+    """The launch, float64 [M, N] of the same codes, and the same with row sums and zero scales rounded to f16."""
+    projections = [random_codes(name, inputs, count, group_size, seed) for seed, count in enumerate(outputs)]
+    activations, expected = quantized(projections, rows, element, granularity)
+    rounded = []
+    for projection, part in zip(projections, activations, strict=True):
+        weight = reference.prepare(projection).weight.double()
+        codes = (part.codes.double() * part.scales.double()).transpose(0, 1).flatten(1)
+        sums = reference.row_sums(part, Band(element, granularity, "epilogue")).double()
+        correction = sums @ weight[inputs:] * (part.scales[0].double() if granularity == "token" else 1.0)
+        y = codes @ weight[:inputs] + correction
+        rounded.append(pad(y, (0, weights.filled(y.shape[1]) - y.shape[1])))
+    packed = weights.pack(projections, epilogue=True)
+    launch = prefill.prefill(*as_producer_leaves(activations, element), packed, element, "epilogue")
+    return launch, expected, torch.cat(rounded, 1)
+
+
+@needs_emulation
+@pytest.mark.parametrize(("name", "element", "granularity"), EPILOGUES)
+@pytest.mark.parametrize(("inputs", "group_size", "outputs", "rows"), FULL_SHAPES if LONG else EPILOGUE_SHAPES)
+def test_the_zero_point_in_the_epilogue_costs_the_rounding_of_its_f16_factors(
+    inputs: int, group_size: int, outputs: tuple[int, ...], rows: int, name: str, element: str, granularity: str
+) -> None:
+    launch, expected, rounded = with_epilogue(name, element, granularity, inputs, group_size, outputs, rows)
+    y = simt.run(launch)[0].complete()
+    assert_rounded_once(y, rounded)
+    assert relative(y, expected) <= BF16_FLOOR or expected.numel() < FEW
+    assert relative(rounded, expected) <= F16_FACTORS
+
+
+ONE_EPILOGUE = only("prefill.hip", '#include "prefill.h"\nPREFILL_EPILOGUE(INT5, int5, INT8, int8, 64, group, false)\n')
+
+
+@needs_emulation
+@pytest.mark.parametrize(
+    ("file", "old", "new"),
+    [
+        ("prefill.h", "row_sums[place] * (TOKEN ? 1.0f : scales[place])", "row_sums[place]"),
+        ("prefill.h", "zeros[(static_cast<long>(tile + t) * 16", "zeros[(static_cast<long>(tile) * 16"),
+        ("weights.h", "(128 - midpoint) *", "(127 - midpoint) *"),
+        ("prefill.h", "group < groups ? group : groups - 1", "group"),
+    ],
+    ids=["row sums not scaled", "zero points of other outputs", "another midpoint", "groups past the last"],
+)
+def test_a_planted_fault_of_the_epilogue_is_found(file: str, old: str, new: str) -> None:
+    launch, _, rounded = with_epilogue("int5", "int8", "group", 192, 64, (32, 32), 40)
+    assert_rounded_once(simt.run(launch, (ONE_EPILOGUE,))[0].complete(), rounded)
+    with pytest.raises((AssertionError, simt.EmulationError)):
+        assert_rounded_once(simt.run(launch, (ONE_EPILOGUE, simt.Edit(file, old, new)))[0].complete(), rounded)
+
+
+def test_an_epilogue_without_a_kernel_or_without_its_terms_is_refused() -> None:
+    with pytest.raises(PluginError, match="by e4m3 rows with a scale per group"):
+        with_epilogue("int5", "e4m3", "group", 128, 64, (32,), 3)
+    launch, _ = launch_for("int5", "int8", "token", 128, 64, (32,), 3)
+    plain = weights.pack([random_codes("int5", 128, 32, 64, 0)])
+    with pytest.raises(PluginError, match="packed without the terms of the epilogue"):
+        prefill.prefill(*launch.arguments[:3], plain, "int8", "epilogue")
 
 
 ONE = only("prefill.hip", '#include "prefill.h"\nPREFILL(INT5, int5, INT8, int8, 64, group, false)\n')

@@ -53,7 +53,7 @@ def test_a_clamp_of_rows_that_is_off_by_one_reads_outside_the_buffer() -> None:
 
 def test_a_store_that_ignores_the_last_row_writes_outside_the_buffer() -> None:
     with pytest.raises(EmulationError, match="heap-buffer-overflow"):
-        run_decode(Edit("decode.h", "if (row < M) {", "if (row <= M) {"))
+        run_decode(Edit("split.h", "if (row < M && output < N) {", "if (row <= M && output < N) {"))
 
 
 def test_a_group_too_few_in_a_share_is_a_wrong_sum() -> None:
@@ -80,7 +80,7 @@ def test_a_missing_synchronisation_of_a_producer_is_a_race(edit: Edit, granulari
 
 def test_a_missing_barrier_of_the_decode_gemm_is_a_race() -> None:
     with pytest.raises(EmulationError, match="a race, or a read of uninitialised memory"):
-        run_decode(Edit("decode.h", "total[t][r][v];\n  workgroup_barrier();", "total[t][r][v];"))
+        run_decode(Edit("split.h", "total[t][r][v];\n  workgroup_barrier();", "total[t][r][v];"))
 
 
 def test_a_barrier_that_one_wave_skips_is_a_deadlock() -> None:
@@ -122,9 +122,9 @@ def test_lds_that_is_a_word_too_small_is_an_overflow() -> None:
     with pytest.raises(EmulationError, match="heap-buffer-overflow"):
         run_decode(
             Edit(
-                "decode.h",
-                "SHARED(float, sums, WAVES * ELEMENTS * WAVE)",
-                "SHARED(float, sums, WAVES * ELEMENTS * WAVE - 1)",
+                "split.h",
+                "SHARED(float, sums, WAVES * ELEMENTS * WIDTH)",
+                "SHARED(float, sums, WAVES * ELEMENTS * WIDTH - 1)",
             )
         )
 

@@ -195,7 +195,6 @@ def test_fp8_layers_become_mxfp4_too(per_output: bool, tmp_path: Path) -> None:
     load_tensors(layer, tensors, None)
     y = run(prepared(layer), tokens(5))
     expected = requantize(nvfp4.Fp8Weight.from_tensors("p", tensors), "mse", 128)
-    assert torch.equal(layer.paroquant_weights[0], reference.prepare(expected).weight)
     assert relative(y, reference.exact(tokens(5), expected)) < EXACT_E4M3
     assert attest.process.requantized == {"fp8": {"expected": 1, "done": 1}}
 

@@ -17,8 +17,19 @@ from paroquant_gfx1201.fit import quantize_rotated
 from paroquant_gfx1201.formats.projection import Projection
 from paroquant_gfx1201.formats.spec import FormatSpec
 from paroquant_gfx1201.modes import Mode
+from paroquant_gfx1201.paths import Weights
 from tests.plugin.conftest import random_projection, relative
-from tests.plugin.vllm_layers import _fresh, _one_rank, build, load, prepared, rank, run, tokens  # noqa: F401
+from tests.plugin.vllm_layers import (  # noqa: F401
+    _fresh,
+    _one_rank,
+    build,
+    load,
+    prepared,
+    rank,
+    rotated_widths,
+    run,
+    tokens,
+)
 
 pytestmark = pytest.mark.vllm
 
@@ -60,7 +71,7 @@ def test_a_merged_layer_rotates_each_partition_its_own_way(count: int) -> None:
         load(layer, part, shard)
     y = run(prepared(layer), tokens(count))
     assert y.dtype == torch.bfloat16
-    assert len(layer.paroquant_weights) == 3
+    assert rotated_widths(layer) == [128, 64, 64]
     assert relative(y, expected(tokens(count), parts)) < ROUNDED
 
 
@@ -88,7 +99,7 @@ def test_equal_adjacent_rotations_run_once() -> None:
     load(layer, columns(whole, 128, 192), "k")
     load(layer, other, "v")
     y = run(prepared(layer), tokens(5))
-    assert [weight.shape[1] for weight in layer.paroquant_weights] == [192, 64]
+    assert rotated_widths(layer) == [192, 64]
     parts = [columns(whole, 0, 192), other]
     assert relative(y, expected(tokens(5), parts)) < ROUNDED
 
@@ -102,7 +113,7 @@ def test_a_tuple_shard_fills_several_partitions_and_none_fills_all() -> None:
     load(layer, whole, (0, 1, 2))
     load(layer, last, 3)
     y = run(prepared(layer), tokens(5))
-    assert [weight.shape[1] for weight in layer.paroquant_weights] == [256, 64]
+    assert rotated_widths(layer) == [256, 64]
     assert relative(y, expected(tokens(5), [whole, last])) < ROUNDED
 
     layer = build(
@@ -110,7 +121,7 @@ def test_a_tuple_shard_fills_several_partitions_and_none_fills_all() -> None:
     )
     load(layer, whole, None)
     y = run(prepared(layer), tokens(5))
-    assert len(layer.paroquant_weights) == 1
+    assert rotated_widths(layer) == [256]
     assert relative(y, expected(tokens(5), [whole])) < ROUNDED
 
 
@@ -199,6 +210,10 @@ def test_each_loaded_layer_is_attested(tmp_path: Path, monkeypatch: pytest.Monke
             "in_features": INPUTS,
             "out_features": 256,
             "source": None,
+            "bands": {
+                "decode": {"path": "cpu_int8", "zero_point": "loop", "declined": {}},
+                "prefill": {"path": "cpu_int8", "zero_point": "loop", "declined": {}},
+            },
         }
     ]
     assert document["counts"]["ours"] == 1
@@ -253,13 +268,13 @@ def test_the_fake_op_has_the_real_shape_and_dtype() -> None:
 
     op.register()
     op.register()
-    real = reference.prepare(random_projection(5, INPUTS, 64))
-    arguments = (real.rotation.unsqueeze(0), [real.weight], [real.offsets], [real.codes], [real.scales])
-    x = tokens(6).view(2, 3, INPUTS)
-    y = torch.ops.vllm.paroquant_gfx1201_linear(x, *arguments)
-    fake = op._fake(x, *arguments)
-    assert y.shape == fake.shape == (2, 3, 64)
-    assert y.dtype == fake.dtype
+    projection = random_projection(5, INPUTS, 64)
+    layer = op.add("m.proj", Weights([projection], torch.bfloat16, torch.device("cpu")))
+    for x in (tokens(6).view(2, 3, INPUTS), tokens(0)):
+        y = torch.ops.vllm.paroquant_gfx1201_linear(x, layer.handle, 64)
+        fake = op._fake(x, layer.handle, 64)
+        assert y.shape == fake.shape == (*x.shape[:-1], 64)
+        assert y.dtype == fake.dtype
 
 
 @pytest.mark.parametrize("element", ["0", "1"])

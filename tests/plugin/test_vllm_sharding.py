@@ -18,7 +18,18 @@ from paroquant_gfx1201.formats.spec import FormatSpec
 from paroquant_gfx1201.modes import Band
 from paroquant_gfx1201.quantize_fp4 import requantize, to_nvfp4
 from tests.plugin.conftest import relative
-from tests.plugin.vllm_layers import _fresh, _one_rank, build, load, load_tensors, prepared, rank, run, tokens  # noqa: F401
+from tests.plugin.vllm_layers import (  # noqa: F401
+    _fresh,
+    _one_rank,
+    build,
+    load,
+    load_tensors,
+    prepared,
+    rank,
+    rotated_widths,
+    run,
+    tokens,
+)
 
 pytestmark = pytest.mark.vllm
 
@@ -106,7 +117,7 @@ def test_four_partitions_of_two_projections(
         load(layer, z, 3)
         found.append(run(prepared(layer), x).split([width // ranks for width in widths], 1))
         if kind in SPECS:
-            assert [part.shape[1] for part in layer.paroquant_weights] == [512 // ranks, 256 // ranks]
+            assert rotated_widths(layer) == [512 // ranks, 256 // ranks]
     y = torch.cat([torch.cat(part, 1) for part in zip(*found, strict=True)], 1)
     assert relative(y[:, :512], unsharded(x, qkv)) < FLOAT32
     assert relative(y[:, 512:], unsharded(x, z)) < FLOAT32

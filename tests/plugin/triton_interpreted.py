@@ -13,6 +13,7 @@ from paroquant_gfx1201.formats.projection import Projection
 from paroquant_gfx1201.kernels.triton import decode, prefill, producer, weights
 from paroquant_gfx1201.kernels.triton.linear import TritonLinear
 from paroquant_gfx1201.modes import Band, Mode
+from paroquant_gfx1201.paths import BandedLinear, Weights
 from tests.plugin.conftest import random_projection, relative
 
 FLOAT32_FLOOR = 2e-6
@@ -200,3 +201,20 @@ def test_the_linear_module_computes_the_band_of_its_rows(count: int, element: st
     other = "token" if mode.band(count).granularity == "group" else "group"
     wrong = reference.linear(x[0], reference.prepare(projection), Band(element, other, "loop"))
     assert relative(y[0], wrong.double()) > 1e-3
+
+
+@pytest.mark.parametrize("count", [3, 70])
+def test_the_path_multiplies_each_projection_behind_its_own_rotation(count: int) -> None:
+    """Asked for the epilogue, it says that it corrects the zero point exactly, and does."""
+    environment = {"RADIANCE_PQ_PATH": "triton", "RADIANCE_PQ_I8": "1", "RADIANCE_PQ_ZPE": "1"}
+    mode = Mode.from_environment(environment)
+    projections = [random_projection(5, outputs=outputs, seed=outputs) for outputs in (96, 40)]
+    linear = BandedLinear(Weights(projections, torch.bfloat16, torch.device("cpu")), mode)
+    assert mode.bands["prefill"].zero_point == "epilogue"
+    assert linear.choices["prefill"].path.zero_point(mode.bands["prefill"]) == "loop"
+    generator = torch.Generator().manual_seed(5)
+    path, product = linear.multiply(torch.randn(count, 192, generator=generator))
+    assert path == linear.path == "triton"
+    for y, projection, rows in zip(product.y.split([96, 40], 1), projections, product.activations(), strict=True):
+        prepared = reference.prepare(projection)
+        assert relative(y, reference.same_codes(rows, prepared.weight, prepared.offsets)) < FLOAT32_FLOOR

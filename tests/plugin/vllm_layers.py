@@ -88,6 +88,11 @@ def prepared(layer):
     return layer
 
 
+def rotated_widths(layer) -> list[int]:
+    """Outputs of each rotation of a prepared layer."""
+    return layer.paroquant_layer.linear.widths
+
+
 def run(layer, x: torch.Tensor) -> torch.Tensor:
     return layer.quant_method.apply(layer, x)
 

@@ -14,15 +14,16 @@ from vllm.model_executor.layers.linear import (
 )
 from vllm.model_executor.parameter import GroupQuantScaleParameter, PackedvLLMParameter
 from vllm.model_executor.utils import set_weight_attrs
-from vllm.platforms import current_platform
 
-from paroquant_gfx1201 import attest, reference
+from paroquant_gfx1201 import attest
 from paroquant_gfx1201.errors import PluginError
 from paroquant_gfx1201.formats.catalog import read_projection
 from paroquant_gfx1201.formats.checkpoint import Spec
+from paroquant_gfx1201.formats.mxfp4 import Mxfp4Projection
+from paroquant_gfx1201.formats.projection import Projection
 from paroquant_gfx1201.formats.reading import Shapes
 from paroquant_gfx1201.formats.spec import LEVELS, ROTATION, FormatSpec
-from paroquant_gfx1201.kernels import cpu
+from paroquant_gfx1201.paths import Weights
 from paroquant_gfx1201.vllm_glue import log, op
 
 ShardId = str | int | tuple[int, ...] | None
@@ -99,41 +100,50 @@ def partition_parameters(layer: torch.nn.Module, parts: int, shapes: Shapes, sha
 
 
 @cache
-def _has_int8_path() -> bool:
-    """Said once a process where it is not: the path is slower then, and attested as another one."""
-    if reason := cpu.reason_against():
-        log(f"no compiled int8 path: {reason}")
-    return not reason
+def _say_declined(declined: str) -> None:
+    """Once a process for each reason: a path that is slower than another is taken, and attested."""
+    log(f"not on the first path: {declined}")
 
 
-class ReferenceLinearMethod(LinearMethodBase):
-    """What every format shares: the op over prepared weights, and the attestation of a loaded layer."""
+class PathLinearMethod(LinearMethodBase):
+    """What every format shares: the op over a layer's paths, and the attestation of a loaded layer."""
 
     def __init__(self, prefix: str) -> None:
-        if not current_platform.is_cpu():
-            raise PluginError("this version has no kernel for this device, only the CPU path")
         self.prefix = prefix
         op.register()
 
-    def path(self, parts: list[reference.PreparedWeight]) -> str:
-        """Which of the op's paths the layer takes, all its parts the same."""
-        if op.process_mode().element != "int8" or not all(cpu.suits(part.codes) for part in parts):
-            return op.REFERENCE
-        return op.INTEGER if _has_int8_path() else op.REFERENCE
-
-    def finish(self, layer: torch.nn.Module, parts: list[reference.PreparedWeight], record: attest.LayerRecord) -> None:
-        """Give the layer what the op multiplies and attest it."""
-        integer = record.path == op.INTEGER
-        rotations = torch.stack([part.rotation for part in parts])
-        layer.paroquant_rotations = rotations.transpose(-1, -2).contiguous() if integer else rotations
-        layer.paroquant_weights = [part.weight for part in parts]
-        layer.paroquant_offsets = [part.offsets for part in parts]
-        layer.paroquant_codes = [cpu.pack(part.codes) if integer else part.codes for part in parts]
-        layer.paroquant_scales = [
-            cpu.pack_scales(part.scales, part.weight[-len(part.scales) :]) if integer else part.scales for part in parts
-        ]
-        op.layer_names[layer.paroquant_weights[0].data_ptr()] = self.prefix
-        attest.process.layers[self.prefix] = record
+    def finish(
+        self,
+        layer: torch.nn.Module,
+        projections: list[Projection] | list[Mxfp4Projection],
+        device: torch.device,
+        krot: int,
+        source: str | None = None,
+    ) -> None:
+        """Give the layer what the op multiplies and attest it. projections: as ``paths.Weights`` has them."""
+        weights = Weights(projections, layer.paroquant_dtype, device)
+        added = op.add(self.prefix, weights)
+        layer.paroquant_layer, layer.paroquant_handle = added, added.handle
+        bands = {}
+        for name, choice in added.linear.choices.items():
+            form = choice.path.zero_point(added.linear.mode.bands[name])
+            bands[name] = attest.BandRecord(choice.path.name, form, choice.declined)
+            for path, reason in choice.declined.items():
+                _say_declined(f"{path}: {reason}")
+        spec, sizes = weights.spec, layer.paroquant_partitions
+        attest.process.layers[self.prefix] = attest.LayerRecord(
+            self.prefix,
+            added.linear.path,
+            spec.bits,
+            spec.format,
+            spec.group_size,
+            krot,
+            sizes,
+            weights.inputs,
+            sum(added.linear.widths),
+            source,
+            bands,
+        )
         attest.process.write(os.environ)
         ours, all_of_them = len(attest.process.layers), len(progress.created)
         if ours == all_of_them:
@@ -142,19 +152,13 @@ class ReferenceLinearMethod(LinearMethodBase):
 
     def apply(self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """y [..., N] of x [..., K], in x's dtype."""
-        y = torch.ops.vllm.paroquant_gfx1201_linear(
-            x,
-            layer.paroquant_rotations,
-            layer.paroquant_weights,
-            layer.paroquant_offsets,
-            layer.paroquant_codes,
-            layer.paroquant_scales,
-        )
+        outputs = sum(layer.paroquant_partitions)
+        y = torch.ops.vllm.paroquant_gfx1201_linear(x, layer.paroquant_handle, outputs)
         return y if bias is None else y + bias
 
 
 @register_weight_loader_v2_supported_method
-class ParoQuantLinearMethod(ReferenceLinearMethod):
+class ParoQuantLinearMethod(PathLinearMethod):
     """One linear layer of a ParoQuant checkpoint, possibly merged from several projections."""
 
     def __init__(self, spec: Spec, prefix: str) -> None:
@@ -198,30 +202,27 @@ class ParoQuantLinearMethod(ReferenceLinearMethod):
                 parameter = GroupQuantScaleParameter(data=data, **common)
             layer.register_parameter(name, parameter)
         partition_parameters(layer, len(output_partition_sizes), own, ROTATION if inputs != input_size else ())
-        layer.paroquant_partitions = list(output_partition_sizes)
+        layer.paroquant_partitions, layer.paroquant_dtype = list(output_partition_sizes), params_dtype
         progress.created.add(self.prefix)
 
     def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
-        """Dequantize once into what the op multiplies, drop the stored form, attest the layer."""
+        """Prepare what the op multiplies, drop the stored form, attest the layer."""
         sizes, spec = layer.paroquant_partitions, self.spec
-        stored = {name: getattr(layer, name).data for name in spec.tensor_names}
+        device = getattr(layer, spec.key_tensor).device
+        stored = {name: getattr(layer, name).data.cpu() for name in spec.tensor_names}
         own = [name for name in spec.tensor_names if name in (*ROTATION, *LEVELS)]
-        prepared, column = [], 0
+        projections, column = [], 0
         for first, end in equal_runs([stored[name] for name in own]):
             width = sum(sizes[first:end])
             tensors = {}
             for name, tensor in stored.items():
                 key = f"{self.prefix}.{name}"
                 tensors[key] = tensor[first] if name in own else self._columns(name, tensor, column, width)
-            prepared.append(reference.prepare(read_projection(self.prefix, tensors, spec)))
+            projections.append(read_projection(self.prefix, tensors, spec))
             column += width
         for name in spec.tensor_names:
             delattr(layer, name)
-        inputs, outputs = prepared[0].rotation.shape[0] * spec.group_size, sum(sizes)
-        record = attest.LayerRecord(
-            self.prefix, self.path(prepared), spec.bits, spec.format, spec.group_size, spec.krot, sizes, inputs, outputs
-        )
-        self.finish(layer, prepared, record)
+        self.finish(layer, projections, device, spec.krot)
 
     def _columns(self, name: str, tensor: torch.Tensor, column: int, width: int) -> torch.Tensor:
         """Outputs column..column+width of a merged tensor."""

@@ -20,7 +20,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbed
 from vllm.model_executor.parameter import ChannelQuantScaleParameter, ModelWeightParameter
 from vllm.model_executor.utils import set_weight_attrs
 
-from paroquant_gfx1201 import attest, knobs, reference
+from paroquant_gfx1201 import attest, knobs
 from paroquant_gfx1201.errors import PluginError
 from paroquant_gfx1201.formats import nvfp4
 from paroquant_gfx1201.formats.checkpoint import read_headers
@@ -28,7 +28,7 @@ from paroquant_gfx1201.formats.mxfp4 import Mxfp4Projection, Mxfp4Spec
 from paroquant_gfx1201.quantize_fp4 import requantize, to_mxfp4
 from paroquant_gfx1201.vllm_glue import op
 from paroquant_gfx1201.vllm_glue.config import GFX1201, is_experts, local_directory, merged_parts, refuse_experts
-from paroquant_gfx1201.vllm_glue.linear import ReferenceLinearMethod, partition_parameters, progress, refusal
+from paroquant_gfx1201.vllm_glue.linear import PathLinearMethod, partition_parameters, progress, refusal
 
 METHOD = "paroquant_nvfp4"
 BF16_MERGED = "in_proj_ba"
@@ -149,7 +149,7 @@ def _expect(kind: str, parts: list[str]) -> None:
 
 
 @register_weight_loader_v2_supported_method
-class RequantizingLinearMethod(ReferenceLinearMethod):
+class RequantizingLinearMethod(PathLinearMethod):
     """One linear layer, possibly merged from several projections of one ``kind``."""
 
     def __init__(self, config: Nvfp4Config, prefix: str, kind: str, parts: list[str]) -> None:
@@ -202,19 +202,19 @@ class RequantizingLinearMethod(ReferenceLinearMethod):
             )
             layer.register_parameter("weight_scale", scale)
         partition_parameters(layer, parts, own)
-        layer.paroquant_partitions = list(output_partition_sizes)
+        layer.paroquant_partitions, layer.paroquant_dtype = list(output_partition_sizes), params_dtype
         self.stored = [*merged, *own, *(["weight_scale"] if self.kind == "fp8" and not self.one_scale else [])]
         self.own = frozenset(own)
         progress.created.add(self.prefix)
 
     def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
         """Requantize partition by partition, prepare the layer as one, attest it."""
-        sizes = layer.paroquant_partitions
+        device = getattr(layer, self.stored[0]).device
         codes, exponents, row = [], [], 0
-        for index, width in enumerate(sizes):
+        for index, width in enumerate(layer.paroquant_partitions):
             tensors = {}
             for name in self.stored:
-                data = getattr(layer, name).data
+                data = getattr(layer, name).data.cpu()
                 tensors[f"{self.prefix}.{name}"] = data[index] if name in self.own else data[row : row + width]
             projection = self._requantized(tensors)
             codes.append(projection.codes)
@@ -224,20 +224,8 @@ class RequantizingLinearMethod(ReferenceLinearMethod):
             delattr(layer, name)
         spec = Mxfp4Spec(self.group_size, 1, self.rule)
         whole = Mxfp4Projection(spec, torch.cat(codes), torch.cat(exponents))
-        record = attest.LayerRecord(
-            self.prefix,
-            op.REFERENCE,
-            4,
-            "mxfp4",
-            self.group_size,
-            0,
-            sizes,
-            whole.inputs,
-            whole.outputs,
-            self.kind,
-        )
         attest.process.requantized[self.kind]["done"] += len(self.parts)
-        self.finish(layer, [reference.prepare(whole)], record)
+        self.finish(layer, [whole], device, 0, self.kind)
 
     def _requantized(self, tensors: dict[str, torch.Tensor]) -> Mxfp4Projection:
         if self.kind == "bf16":

@@ -5,22 +5,20 @@ the same for every mode, and a cached one can never bring back the mode it was c
 """
 
 import os
+from dataclasses import dataclass
 from functools import cache
+from weakref import WeakValueDictionary
 
 import torch
 
-from paroquant_gfx1201 import attest, reference, rotation
+from paroquant_gfx1201 import attest, reference
 from paroquant_gfx1201.check import Checker
-from paroquant_gfx1201.kernels import cpu
+from paroquant_gfx1201.errors import PluginError
 from paroquant_gfx1201.modes import Mode
+from paroquant_gfx1201.paths import BandedLinear, Weights
+from paroquant_gfx1201.paths.path import Product
 
 NAME = "paroquant_gfx1201_linear"
-REFERENCE = "cpu_reference"
-INTEGER = "cpu_int8"
-"""Paths of a layer: the reference in torch, or int8 codes and products by kernels.cpu."""
-
-INTEGER_MIN_M = 16
-"""Rows from which torch's int32 dots per group beat one f32 product on a CPU (measured on Zen 5)."""
 
 
 @cache
@@ -32,83 +30,68 @@ def process_mode() -> Mode:
 checker = Checker()
 """Of this process; used in CHECK mode."""
 
-layer_names: dict[int, str] = {}
-"""Address of a layer's first weight to the layer's name. The op takes no name: layers of one shape must
-stay one compiled graph."""
+
+@dataclass(frozen=True, eq=False)
+class Layer:
+    """A loaded layer. ``handle`` int8 [1] stands for it in graphs; ``checked`` are each projection's weight and offsets
+    of reference.PreparedWeight on the CPU, in CHECK mode only."""
+
+    name: str
+    handle: torch.Tensor
+    linear: BandedLinear
+    checked: list[tuple[torch.Tensor, torch.Tensor]]
 
 
-def linear(
-    x: torch.Tensor,
-    rotations: torch.Tensor,
-    weights: list[torch.Tensor],
-    offsets: list[torch.Tensor],
-    codes: list[torch.Tensor],
-    scales: list[torch.Tensor],
-) -> torch.Tensor:
-    """y [..., N] in x's dtype for x [..., K].
+layers: WeakValueDictionary[int, Layer] = WeakValueDictionary()
+"""By address of their handles, which live as long as they do. The op takes no name: layers of one shape must stay one
+compiled graph."""
 
-    rotations f32 [P, G, g, g] with channel scales folded in; entry p of the lists belongs to the
-    outputs of rotation p and is what reference.PreparedWeight has under that name. Where kernels.cpu is
-    compiled, codes and scales are as its ``pack`` and ``pack_scales`` give them, and rotations transposed.
-    N is the sum of N_p.
-    """
-    rows = x.reshape(-1, x.shape[-1])
+
+def add(name: str, weights: Weights) -> Layer:
+    """Prepare a layer for the op. Raises PluginError, which names the layer, where no path takes it."""
     mode = process_mode()
-    band = mode.band(len(rows))
-    packed = codes[0].dtype == torch.uint8
-    by_integer = packed or (band.element == "int8" and len(rows) >= INTEGER_MIN_M)
-    if packed:
-        activations = cpu.produce(rows, rotations, band)
-    else:
-        activations = reference.quantize_activations(rotation.rotate_groups(rows.float(), rotations), band)
-    dtype = x.dtype if x.dtype == torch.bfloat16 else torch.float32
-    y = torch.empty(len(rows), sum(weight.shape[1] for weight in weights), dtype=dtype)
-    column = 0
-    for index, weight in enumerate(weights):
-        part, out = activations.of(index), y[:, column : column + weight.shape[1]]
-        if packed:
-            cpu.multiply(part, codes[index], scales[index], band, out)
-        elif by_integer:
-            zero_weight = weight[rows.shape[1] :]
-            out.copy_(reference.multiply_int8(part, codes[index], scales[index], zero_weight, band))
-        else:
-            out.copy_(reference.multiply(part, weight, band))
-        column += weight.shape[1]
-    y = y.to(x.dtype)
+    try:
+        linear = BandedLinear(weights, mode)
+    except PluginError as error:
+        raise PluginError(f"{name}: {error}") from None
+    checked = []
     if mode.check:
-        product = f"{INTEGER if packed else REFERENCE}:{'int32' if by_integer else 'f32'}"
-        path = f"{product}:{band.element}:{band.granularity}:{band.zero_point}:{str(x.dtype)[6:]}"
-        _check(path, y, activations, weights, offsets)
-    return y.view(*x.shape[:-1], -1)
+        parts = map(reference.prepare, weights.projections)
+        checked = [(part.weight, part.offsets) for part in parts]
+    layer = Layer(name, torch.zeros(1, dtype=torch.int8, device=weights.device), linear, checked)
+    layers[layer.handle.data_ptr()] = layer
+    return layer
 
 
-def _check(
-    path: str,
-    y: torch.Tensor,
-    activations: reference.Activations,
-    weights: list[torch.Tensor],
-    offsets: list[torch.Tensor],
-) -> None:
-    name = layer_names.get(weights[0].data_ptr(), "unnamed")
-    parts = y.split([weight.shape[1] for weight in weights], 1)
+def linear(x: torch.Tensor, handle: torch.Tensor, outputs: int) -> torch.Tensor:
+    """y [..., N] in x's dtype for x [..., K], by the layer that ``handle`` stands for, whose N is ``outputs``."""
+    layer = layers[handle.data_ptr()]
+    rows = x.reshape(-1, x.shape[-1])
+    if not len(rows):
+        return x.new_empty(*x.shape[:-1], outputs)
+    path, product = layer.linear.multiply(rows)
+    y = product.y.to(x.dtype)
+    if layer.checked:
+        _check(layer, path, y, product)
+    return y.view(*x.shape[:-1], outputs)
+
+
+def _check(layer: Layer, path: str, y: torch.Tensor, product: Product) -> None:
+    choice, band = layer.linear.band(len(y))
+    form = choice.path.zero_point(band)
+    label = f"{path}:{product.sums}:{band.element}:{band.granularity}:{form}:{str(y.dtype)[6:]}"
+    parts = y.cpu().split([weight.shape[1] for weight, _ in layer.checked], 1)
     news = [
-        checker.compare(path, name, part, activations.of(index), weights[index], offsets[index])
-        for index, part in enumerate(parts)
+        checker.compare(label, layer.name, part, activations, *checked)
+        for part, activations, checked in zip(parts, product.activations(), layer.checked, strict=True)
     ]
     if any(news):
         attest.process.check = checker.document
         attest.process.write(os.environ)
 
 
-def _fake(
-    x: torch.Tensor,
-    rotations: torch.Tensor,
-    weights: list[torch.Tensor],
-    offsets: list[torch.Tensor],
-    codes: list[torch.Tensor],
-    scales: list[torch.Tensor],
-) -> torch.Tensor:
-    return x.new_empty(*x.shape[:-1], sum(weight.shape[1] for weight in weights))
+def _fake(x: torch.Tensor, handle: torch.Tensor, outputs: int) -> torch.Tensor:
+    return x.new_empty(*x.shape[:-1], outputs)
 
 
 def register() -> None:

@@ -36,14 +36,9 @@ class Unavailable(Exception):
     """Why this machine has no int8 path of its own, in one line."""
 
 
-def suits(codes: torch.Tensor) -> bool:
-    """Whether codes int8 [G, g, N] can be packed: there are some, and they fill whole vectors of 16."""
-    return (
-        codes.dim() == 3
-        and codes.shape[1] % LANES == 0
-        and codes.shape[1] <= LARGEST_GROUP
-        and codes.shape[2] % LANES == 0
-    )
+def fits(group_size: int, outputs: int) -> bool:
+    """Whether codes int8 [G, g, N] can be packed: they fill whole vectors of 16."""
+    return group_size % LANES == 0 and group_size <= LARGEST_GROUP and outputs % LANES == 0
 
 
 def pack(codes: torch.Tensor) -> torch.Tensor:

@@ -127,13 +127,13 @@ def inspect(path: Path, version: int = 19) -> dict[str, KernelCode]:
     return kernels
 
 
-def build(directory: Path) -> list[Path]:
+def build(directory: Path, version: int = 19) -> list[Path]:
     """Compile every source into ``directory``; the objects written."""
     directory.mkdir(parents=True, exist_ok=True)
     objects = []
     for source in sorted(SOURCES.glob("*.hip")):
         objects.append(directory / source.with_suffix(".co").name)
-        compile_source(source.name, objects[-1])
+        compile_source(source.name, objects[-1], version)
     return objects
 
 

@@ -26,7 +26,7 @@ def shares_for(weight: FragmentWeight) -> int:
 
 
 @cache
-def _counters(device: torch.device, tiles: int) -> torch.Tensor:
+def counters(device: torch.device, tiles: int) -> torch.Tensor:
     """Zeroed once; every launch leaves zeros. One stream at a time may use it."""
     return torch.zeros(tiles, dtype=torch.int32, device=device)
 
@@ -42,13 +42,13 @@ def check_rows(
     """Raise PluginError unless the producer's codes [P, M, K] and scales fit the weight."""
     rotations, rows, inputs = codes.shape
     per_row = inputs // weight.group_size if granularity == "group" else 1
-    if inputs != weight.inputs or rotations != len(weight.starts) or scales.shape != (rotations, per_row, rows):
+    if inputs != weight.inputs or rotations != len(weight.widths) or scales.shape != (rotations, per_row, rows):
         raise PluginError(
-            f"the weight has K={weight.inputs} and {len(weight.starts)} rotations, the rows have K={inputs}, "
+            f"the weight has K={weight.inputs} and {len(weight.widths)} rotations, the rows have K={inputs}, "
             f"{rotations} rotations and scales of shape {list(scales.shape)}"
         )
-    if weight.format == "mxfp4" and element != "e4m3":
-        raise PluginError("MXFP4 weights are e4m3 values: the rows must be e4m3 too")
+    if weight.format in ("mxfp4", "lloyd") and element != "e4m3":
+        raise PluginError(f"{weight.format} weights are e4m3 values: the rows must be e4m3 too")
 
 
 def decode(
@@ -63,7 +63,7 @@ def decode(
 
     P is the number of projections in ``weight``, whose outputs each take their own rotation's rows. Writes y bf16
     [M, N]; then, where K is split, f32 [shares, M, N] of partial sums and int32 [N / 32] arrival counters, which are
-    zero before and after. Raises PluginError for more than 64 rows, another K or P, or int8 rows of MXFP4.
+    zero before and after. Raises PluginError for more than 64 rows, another K or P, or int8 rows of e4m3 weights.
     """
     _, rows, inputs = codes.shape
     outputs = weight.outputs
@@ -82,11 +82,11 @@ def decode(
             scales,
             row_sums,
             weight.codes,
-            weight.plane,
+            weight.levels if weight.format == "lloyd" else weight.plane,
             weight.steps,
             Out((rows, outputs), torch.bfloat16),
             Out((shares if shares > 1 else 0, rows, outputs), torch.float32),
-            InOut(_counters(codes.device, outputs // TILE)),
+            InOut(counters(codes.device, outputs // TILE)),
             *(rows, outputs, inputs, *rotation_starts(weight), shares),
         ),
     )

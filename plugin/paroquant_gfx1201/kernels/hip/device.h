@@ -8,6 +8,8 @@ using v2i = int __attribute__((ext_vector_type(2)));
 using v4i = int __attribute__((ext_vector_type(4)));
 using v8i = int __attribute__((ext_vector_type(8)));
 using v8f = float __attribute__((ext_vector_type(8)));
+using v8s = short __attribute__((ext_vector_type(8)));  // bf16, as bits
+using v8h = _Float16 __attribute__((ext_vector_type(8)));
 
 #define DEVICE static inline __attribute__((device, always_inline))
 #define METHOD inline __attribute__((device, always_inline))
@@ -57,6 +59,21 @@ DEVICE v8f wmma_e4m3(v2i a, v2i b, v8f c) { return __builtin_amdgcn_wmma_f32_16x
 
 DEVICE v8i wmma_u8_i8(v2i a, v2i b, v8i c) {
   return __builtin_amdgcn_wmma_i32_16x16x16_iu8_w32_gfx12(false, a, true, b, c, false);
+}
+
+DEVICE v8i wmma_i8_i8(v2i a, v2i b, v8i c) {
+  return __builtin_amdgcn_wmma_i32_16x16x16_iu8_w32_gfx12(true, a, true, b, c, false);
+}
+
+DEVICE v8f wmma_f16(v8h a, v8h b, v8f c) { return __builtin_amdgcn_wmma_f32_16x16x16_f16_w32_gfx12(a, b, c); }
+
+DEVICE v8f wmma_bf16(v8s a, v8s b, v8f c) {
+#if __clang_major__ >= 20
+  using v8b = __bf16 __attribute__((ext_vector_type(8)));
+  return __builtin_amdgcn_wmma_f32_16x16x16_bf16_w32_gfx12(__builtin_bit_cast(v8b, a), __builtin_bit_cast(v8b, b), c);
+#else
+  return __builtin_amdgcn_wmma_f32_16x16x16_bf16_w32_gfx12(a, b, c);
+#endif
 }
 
 DEVICE u32 permute_bytes(u32 high, u32 low, u32 selector) { return __builtin_amdgcn_perm(high, low, selector); }

@@ -14,8 +14,20 @@ struct Sum<INT8> {
   using type = v8i;
 };
 
-DEVICE v8i add_product(v8i sum, v2i weights, v2i rows) { return wmma_u8_i8(weights, rows, sum); }
-DEVICE v8f add_product(v8f sum, v2i weights, v2i rows) { return wmma_e4m3(weights, rows, sum); }
+template <Bytes BYTES, class Sums>
+DEVICE Sums add_product(Sums sum, v2i weights, v2i rows) {
+  if constexpr (BYTES == FLOATS)
+    return wmma_e4m3(weights, rows, sum);
+  else if constexpr (BYTES == SIGNED)
+    return wmma_i8_i8(weights, rows, sum);
+  else
+    return wmma_u8_i8(weights, rows, sum);
+}
+
+// With the zero point in the loop codes may stay unsigned: the row sum takes their midpoint out along with it.
+enum ZeroPoint { LOOP, EPILOGUE };
+template <Element ELEMENT, ZeroPoint ZERO>
+constexpr Bytes BYTES_OF = ELEMENT == E4M3 ? FLOATS : ZERO == LOOP ? UNSIGNED : SIGNED;
 
 DEVICE v2i operand(const u32* bytes, int block, int instruction) {
   const u32* word = bytes + block * 4 + instruction * 2;
@@ -29,16 +41,8 @@ DEVICE void load_rows(const u8* row, int group, int lane, v4i* rows) {
   for (int block = 0; block < GROUP / 32; block++) rows[block] = *reinterpret_cast<const v4i*>(source + block * 32);
 }
 
-// 8 consecutive outputs as bf16.
-DEVICE void store_outputs(u16* y, const float* sum) {
-  v4i packed;
-  for (int pair = 0; pair < 4; pair++)
-    packed[pair] = encode_bf16(sum[2 * pair]) | encode_bf16(sum[2 * pair + 1]) << 16;
-  *reinterpret_cast<v4i*>(y) = packed;
-}
-
 // A lane's weights of one group and 16 outputs: packed, and as bytes.
-template <Format FORMAT, bool INTEGER, int GROUP>
+template <Format FORMAT, Bytes BYTES, int GROUP>
 struct Fragment {
   static constexpr int QUADS = GROUP / 64;
   v4i nibbles[QUADS];
@@ -52,15 +56,23 @@ struct Fragment {
     }
   }
 
-  METHOD void expand(u32* bytes) const {
-    for (int quad = 0; quad < QUADS; quad++) unpack<FORMAT, INTEGER>(nibbles[quad], fifth[quad], bytes + 8 * quad);
+  METHOD void expand(v4i table, u32* bytes) const {
+    for (int quad = 0; quad < QUADS; quad++) unpack<FORMAT, BYTES>(nibbles[quad], fifth[quad], table, bytes + 8 * quad);
   }
 };
 
+// The 16 values of a projection's codes, for LLOYD: tables int32 [P, 4].
+template <Format FORMAT>
+DEVICE v4i table_of(const u32* tables, int rotation) {
+  if constexpr (FORMAT == LLOYD) return reinterpret_cast<const v4i*>(tables)[rotation];
+  return v4i{};
+}
+
 // What a lane folds the sums of its 8 outputs with: scales and zero points, or MXFP4's exponents of each block.
-template <Format FORMAT, Element ELEMENT, int GROUP>
+template <Format FORMAT, Element ELEMENT, int GROUP, ZeroPoint ZERO = LOOP>
 struct Steps {
   static constexpr int BLOCKS = GROUP / 32;
+  static constexpr Bytes BYTES = BYTES_OF<ELEMENT, ZERO>;
   v4i steps[2];
   v2i exponents[BLOCKS];
 
@@ -84,8 +96,8 @@ struct Steps {
       for (int block = 0; block < BLOCKS; block++) {
         forget(exponents[block]);  // or their scales stay in registers for the next tile of rows
         v8f sum = {};
-        sum = add_product(sum, operand(bytes, block, 0), rows[block].xy);
-        sum = add_product(sum, operand(bytes, block, 1), rows[block].zw);
+        sum = add_product<BYTES>(sum, operand(bytes, block, 0), rows[block].xy);
+        sum = add_product<BYTES>(sum, operand(bytes, block, 1), rows[block].zw);
         for (int v = 0; v < 8; v++)
           scaled[v] = __builtin_fmaf(sum[v], from_e8m0(exponents[block][v / 4] >> 8 * (v % 4) & 0xff), scaled[v]);
       }
@@ -93,13 +105,16 @@ struct Steps {
     } else {
       typename Sum<ELEMENT>::type sum = {};
       for (int block = 0; block < BLOCKS; block++) {
-        sum = add_product(sum, operand(bytes, block, 0), rows[block].xy);
-        sum = add_product(sum, operand(bytes, block, 1), rows[block].zw);
+        sum = add_product<BYTES>(sum, operand(bytes, block, 0), rows[block].xy);
+        sum = add_product<BYTES>(sum, operand(bytes, block, 1), rows[block].zw);
       }
       for (int v = 0; v < 8; v++) {
         u32 step = steps[v / 4][v % 4];
         float scale = from_f16(step & 0xffff), centred;
-        if constexpr (ELEMENT == INT8) {
+        if constexpr (ZERO == EPILOGUE) {
+          centred = static_cast<float>(sum[v]);
+          if constexpr (ELEMENT == E4M3) scale *= BYTE_SCALE<FORMAT>;
+        } else if constexpr (ELEMENT == INT8) {
           // Integers below 2^24: exact, and so is their difference.
           int zero = step >> 16;
           centred = static_cast<float>(sum[v] - zero * static_cast<int>(sum_of_codes));

@@ -2,15 +2,19 @@
 #pragma once
 #include "device.h"
 
-enum Format { INT4, INT5, MXFP4 };
+// LLOYD: int4 codes that stand for 16 e4m3 values of their projection.
+enum Format { INT4, INT5, MXFP4, LLOYD };
 
-// What e4m3 weight bytes stand for: the code, or its distance from 16, times 2^-9; MXFP4's value times 2^-6.
+// What the matrix unit reads: codes as they are, codes less the midpoint, or e4m3 values.
+enum Bytes { UNSIGNED, SIGNED, FLOATS };
+
+// What e4m3 weight bytes stand for: the code, or its distance from 16, times 2^-9; MXFP4's value times 2^-6; a level.
 template <Format FORMAT>
-constexpr float BYTE_SCALE = FORMAT == MXFP4 ? 64.0f : 512.0f;
+constexpr float BYTE_SCALE = FORMAT == MXFP4 ? 64.0f : FORMAT == LLOYD ? 1.0f : 512.0f;
 
 // Zero points are relative to this where bytes are e4m3.
 template <Format FORMAT>
-constexpr float E4M3_ORIGIN = FORMAT == INT5 ? 16.0f : 0.0f;
+constexpr float E4M3_ORIGIN = FORMAT == INT5 ? 16.0f : FORMAT == LLOYD ? 7.5f : 0.0f;
 
 // Fifth bits 0x01010101 of four codes, and their low nibbles, as e4m3 of code - 16: the subnormals and the first two
 // binades of e4m3 are the multiples 0..16 of 2^-9, so a magnitude is its own encoding.
@@ -23,21 +27,35 @@ DEVICE u32 centre_on_16(u32 nibbles, u32 fifth) {
 // e2m1 in the low nibbles of bytes to e4m3 times 2^-6: sign to bit 7, exponent and mantissa to bits 4..2.
 DEVICE u32 widen_e2m1(u32 nibbles) { return (nibbles << 2 & 0x1c1c1c1c) | (nibbles << 4 & 0x80808080); }
 
-// 8 words of bytes from 4 words of nibbles and one of fifth bits, in the order of the matrix instructions.
-template <Format FORMAT, bool INTEGER>
-DEVICE void unpack(v4i nibbles, u32 plane, u32* bytes) {
+// The entry of a table of 16 bytes for each of four codes, which are the low nibbles of `codes`' bytes.
+DEVICE u32 look_up(u32 codes, v4i table) {
+  u32 place = codes & 0x07070707;
+  u32 low = permute_bytes(table[1], table[0], place), high = permute_bytes(table[3], table[2], place);
+  u32 upper = permute_bytes(0, 0, (codes & 0x08080808) | 0x05050505);  // selector 13 is 0xff, 5 a byte of zero
+  return (high & upper) | (low & ~upper);
+}
+
+// Codes of four bytes less `midpoint`, each as a signed byte: 128 + code never borrows from the next.
+DEVICE u32 centre(u32 codes, u32 midpoint) { return (codes + (128 - midpoint) * 0x01010101) ^ 0x80808080; }
+
+// 8 words of bytes from 4 words of nibbles and one of fifth bits, in the order of the matrix instructions. table: LLOYD's.
+template <Format FORMAT, Bytes BYTES>
+DEVICE void unpack(v4i nibbles, u32 plane, v4i table, u32* bytes) {
   for (int word = 0; word < 4; word++) {
     u32 packed = nibbles[word];
     for (int half = 0; half < 2; half++) {
       int four = 2 * word + half;
       u32 shifted = half ? packed >> 4 : packed;
       u32 nibble = shifted & 0x0f0f0f0f;
-      if constexpr (FORMAT == INT5 && INTEGER)
+      if constexpr (FORMAT == INT5 && BYTES != FLOATS)
         nibble |= (four < 4 ? plane << (4 - four) : plane >> (four - 4)) & 0x10101010;
       else if constexpr (FORMAT == INT5)
         nibble = centre_on_16(nibble, plane >> four & 0x01010101);
       else if constexpr (FORMAT == MXFP4)
         nibble = widen_e2m1(shifted);
+      else if constexpr (FORMAT == LLOYD)
+        nibble = look_up(shifted, table);
+      if constexpr (BYTES == SIGNED) nibble = centre(nibble, FORMAT == INT5 ? 16 : 8);
       bytes[four] = nibble;
     }
   }

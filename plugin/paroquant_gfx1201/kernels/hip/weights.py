@@ -5,16 +5,20 @@ output l % 16 and, of a block, inputs 16 * (l // 16) .. + 15: instruction s take
 activation row gives a lane those inputs as 16 bytes in a row, so activations need no order of their own.
 """
 
+import itertools
 from dataclasses import dataclass
 
 import torch
+from torch.nn.functional import pad
 
 from paroquant_gfx1201.errors import PluginError
 from paroquant_gfx1201.formats.mxfp4 import BLOCK, Mxfp4Projection
 from paroquant_gfx1201.formats.projection import Projection
 
 TILE = 32
-"""Outputs of a workgroup, so N of every projection is a multiple of it."""
+"""Outputs of a workgroup: each projection is filled up to a multiple of it with outputs of scale 0."""
+EPILOGUE_GROUPS = 16
+"""Groups that one f16 matrix instruction of the epilogue takes."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,28 +27,58 @@ class FragmentWeight:
 
     codes int32 [G, N/16, Q, 32, 4], Q = g/64: word w of quad q holds half of a lane's 16 codes of block 2 q + w // 2,
     codes 8 (w % 2) .. + 3 in its bytes' low nibbles and the next four in the high ones.
-    plane int32 [G, N/16, 32, Q]: bit 8 i + j of word q is the fifth bit of code 4 j + i of the quad's 32; [0] for int4.
+    plane int32 [G, N/16, 32, Q]: bit 8 i + j of word q is the fifth bit of code 4 j + i of the quad's 32; else [0].
+    levels int32 [P, 4]: for int4 and int4-lloyd, the 16 values of each projection's codes less the midpoint, as e4m3.
     steps int32 [G, N]: f16 scale, and the zero point in bits 16 and up; or, for MXFP4, uint8 [K/32, N] exponents.
-    starts: first output of each projection.
+    zeros f16 [N, G rounded up to 16]: minus f16(scale * (zero - midpoint)), for the epilogue; [0] without one.
+    widths: outputs of each projection; starts: the first of each; N and starts count the outputs of scale 0 too.
     """
 
     codes: torch.Tensor
     plane: torch.Tensor
+    levels: torch.Tensor
     steps: torch.Tensor
+    zeros: torch.Tensor
     format: str
     group_size: int
-    outputs: int
-    starts: tuple[int, ...]
+    widths: tuple[int, ...]
+
+    @property
+    def starts(self) -> tuple[int, ...]:
+        """First output of each projection."""
+        return (0, *itertools.accumulate(map(filled, self.widths[:-1])))
+
+    @property
+    def outputs(self) -> int:
+        """N."""
+        return sum(map(filled, self.widths))
 
     @property
     def inputs(self) -> int:
         """K."""
         return self.codes.shape[0] * self.group_size
 
+    def to(self, device: torch.device | str) -> "FragmentWeight":
+        """A copy on ``device``."""
+        tensors = (self.codes, self.plane, self.levels, self.steps, self.zeros)
+        return FragmentWeight(*(each.to(device) for each in tensors), self.format, self.group_size, self.widths)
+
+    def outputs_of(self, y: torch.Tensor) -> torch.Tensor:
+        """y [M, N] without the outputs of scale 0, contiguous."""
+        if self.outputs == sum(self.widths):
+            return y
+        parts = [y[:, start : start + width] for start, width in zip(self.starts, self.widths, strict=True)]
+        return torch.cat(parts, 1)
+
     @property
     def nbytes(self) -> int:
-        """Bytes a kernel reads of it."""
+        """Bytes a kernel with the zero point in the loop reads of it."""
         return self.codes.nbytes + self.plane.nbytes + self.steps.nbytes
+
+
+def filled(outputs: int) -> int:
+    """The multiple of TILE that holds ``outputs``."""
+    return -(-outputs // TILE) * TILE
 
 
 def by_lane(codes: torch.Tensor, group_size: int) -> torch.Tensor:
@@ -77,37 +111,59 @@ def _plane_words(lanes: torch.Tensor) -> torch.Tensor:
     return _words(fours.transpose(4, 5).flatten(4), 1).contiguous()
 
 
-def pack(projections: list[Projection] | list[Mxfp4Projection]) -> FragmentWeight:
-    """Projections with one K, format and group size, as one weight.
-
-    Raises PluginError for more than three, for N that is no multiple of 32, and for Lloyd levels.
-    """
-    spec = projections[0].spec
+def refusal(projections: list[Projection] | list[Mxfp4Projection]) -> str:
+    """Why the GEMMs cannot multiply these; empty where they can."""
     if len(projections) > 3:
-        raise PluginError(f"the decode GEMM selects among at most three rotations, not {len(projections)}")
-    starts, outputs = [], 0
-    for projection in projections:
-        if projection.outputs % TILE:
-            raise PluginError(f"the decode GEMM takes outputs in multiples of {TILE}, not N={projection.outputs}")
-        starts.append(outputs)
-        outputs += projection.outputs
-    if spec.group_size not in (64, 128):
-        raise PluginError(f"the decode GEMM takes groups of 64 or 128, not {spec.group_size}")
+        return f"the GEMMs select among at most three rotations, not {len(projections)}"
+    if projections[0].spec.group_size not in (64, 128):
+        return f"the GEMMs take groups of 64 or 128, not {projections[0].spec.group_size}"
+    return ""
+
+
+def _side_by_side(tensors: list[torch.Tensor]) -> torch.Tensor:
+    """[..., N] of [..., N_p], each filled up with zeros."""
+    return torch.cat([pad(tensor, (0, filled(tensor.shape[-1]) - tensor.shape[-1])) for tensor in tensors], -1)
+
+
+def _levels(projection: Projection) -> torch.Tensor:
+    """int32 [4]: what codes 0..15 stand for, less the midpoint, as e4m3, which holds them exactly."""
+    values = torch.arange(16, dtype=torch.float32) if projection.levels is None else projection.levels
+    return (values - projection.spec.midpoint).to(torch.float8_e4m3fn).view(torch.int32)
+
+
+def _zeros(scales: torch.Tensor, zeros: torch.Tensor, midpoint: float) -> torch.Tensor:
+    """FragmentWeight.zeros of scales f16 and zero points uint8 [G, N]."""
+    terms = (scales.float() * (zeros.float() - midpoint)).half().neg().T
+    return pad(terms, (0, -terms.shape[1] % EPILOGUE_GROUPS)).contiguous()
+
+
+def pack(projections: list[Projection] | list[Mxfp4Projection], epilogue: bool = False) -> FragmentWeight:
+    """Projections with one K, format and group size, as one weight; ``epilogue``: with ``zeros``, where there are any.
+
+    Raises PluginError for what ``refusal`` names.
+    """
+    if reason := refusal(projections):
+        raise PluginError(reason)
+    spec, none = projections[0].spec, torch.empty(0, dtype=torch.int32)
+    widths = tuple(projection.outputs for projection in projections)
     if isinstance(projections[0], Mxfp4Projection):
-        codes = torch.cat([projection.codes for projection in projections]).T
-        exponents = torch.cat([projection.exponents for projection in projections]).T.contiguous()
+        codes = _side_by_side([projection.codes.T for projection in projections])
+        exponents = _side_by_side([projection.exponents.T for projection in projections])
         if exponents.shape[0] * BLOCK != codes.shape[0]:
             raise PluginError("an MXFP4 weight needs one exponent for 32 inputs")
-        lanes = by_lane(codes.contiguous(), spec.group_size)
-        empty = torch.empty(0, dtype=torch.int32)
-        return FragmentWeight(_nibble_words(lanes), empty, exponents, "mxfp4", spec.group_size, outputs, tuple(starts))
-    if spec.lloyd:
-        raise PluginError("the HIP decode GEMM multiplies integer codes: int4-lloyd has no HIP kernel")
-    lanes = by_lane(torch.cat([projection.codes for projection in projections], 1), spec.group_size)
-    scales = torch.cat([projection.scales for projection in projections], 1)
-    zeros = torch.cat([projection.zeros for projection in projections], 1)
-    steps = (scales.contiguous().view(torch.int16).int() & 0xFFFF) | (zeros.int() << 16)
-    plane = _plane_words(lanes) if spec.bits == 5 else torch.empty(0, dtype=torch.int32)
+        words = _nibble_words(by_lane(codes, spec.group_size))
+        return FragmentWeight(words, none, none, exponents, none.half(), "mxfp4", spec.group_size, widths)
+    lanes = by_lane(_side_by_side([projection.codes for projection in projections]), spec.group_size)
+    scales = _side_by_side([projection.scales for projection in projections])
+    zeros = _side_by_side([projection.zeros for projection in projections])
+    steps = (scales.view(torch.int16).int() & 0xFFFF) | (zeros.int() << 16)
     return FragmentWeight(
-        _nibble_words(lanes), plane, steps, f"int{spec.bits}", spec.group_size, outputs, tuple(starts)
+        _nibble_words(lanes),
+        _plane_words(lanes) if spec.bits == 5 else none,
+        none if spec.bits == 5 else torch.stack([_levels(projection) for projection in projections]),
+        steps,
+        _zeros(scales, zeros, spec.midpoint) if epilogue else none.half(),
+        "lloyd" if spec.lloyd else f"int{spec.bits}",
+        spec.group_size,
+        widths,
     )

@@ -16,6 +16,8 @@ using v2i = int __attribute__((ext_vector_type(2)));
 using v4i = int __attribute__((ext_vector_type(4)));
 using v8i = int __attribute__((ext_vector_type(8)));
 using v8f = float __attribute__((ext_vector_type(8)));
+using v8s = short __attribute__((ext_vector_type(8)));  // bf16, as bits
+using v8h = _Float16 __attribute__((ext_vector_type(8)));
 
 #define DEVICE inline
 #define METHOD inline
@@ -75,28 +77,33 @@ inline float e4m3_value(u32 word) {
 }
 
 namespace simt {
-template <class Number, class Sum, class Left, class Right>
-inline Sum multiply(Site site, v2i a, v2i b, Sum c, Left left, Right right) {
+// Eight values of a lane to an operand, of as many bits as fill it.
+template <class Number, class Operand, class Sum, class Left, class Right>
+inline Sum multiply(Site site, Operand a, Operand b, Sum c, Left left, Right right) {
+  constexpr int HELD = sizeof(Operand) / 4, BITS = HELD * 4, TO_A_WORD = 32 / BITS;
+  static_assert(2 * HELD + 8 <= WORDS);
   Sum d;
   meet(
       site,
       [&](u32* in) {
-        for (int i = 0; i < 2; i++) in[i] = a[i], in[2 + i] = b[i];
-        memcpy(in + 4, &c, 32);
+        memcpy(in, &a, 4 * HELD);
+        memcpy(in + HELD, &b, 4 * HELD);
+        memcpy(in + 2 * HELD, &c, 32);
       },
       [&](auto& in, auto& out) {
         Number rows[16][16], columns[16][16];
-        for (int lane = 0; lane < WIDTH; lane++)  // lane holds k = 8 * (lane / 16) + byte of row, or column, lane % 16
-          for (int byte = 0; byte < 8; byte++) {
-            rows[lane % 16][lane / 16 * 8 + byte] = left(in[lane][byte / 4] >> 8 * (byte % 4) & 0xff);
-            columns[lane % 16][lane / 16 * 8 + byte] = right(in[lane][2 + byte / 4] >> 8 * (byte % 4) & 0xff);
+        for (int lane = 0; lane < WIDTH; lane++)  // lane holds k = 8 * (lane / 16) + i of row, or column, lane % 16
+          for (int i = 0; i < 8; i++) {
+            auto field = [&](const u32* words) { return words[i / TO_A_WORD] >> BITS * (i % TO_A_WORD) & ((1 << BITS) - 1); };
+            rows[lane % 16][lane / 16 * 8 + i] = left(field(in[lane]));
+            columns[lane % 16][lane / 16 * 8 + i] = right(field(in[lane] + HELD));
           }
         for (int lane = 0; lane < WIDTH; lane++)
           for (int v = 0; v < 8; v++) {  // element v is row v + 8 * (lane / 16), column lane % 16
             Number sum = 0;
             for (int k = 0; k < 16; k++) sum += rows[v + lane / 16 * 8][k] * columns[lane % 16][k];
             auto addend = c[0];
-            memcpy(&addend, &in[lane][4 + v], 4);
+            memcpy(&addend, &in[lane][2 * HELD + v], 4);
             decltype(addend) total = sum + addend;
             memcpy(&out[lane][v], &total, 4);
           }
@@ -126,14 +133,32 @@ inline v8i wmma_u8_i8(v2i a, v2i b, v8i c, simt::Site site = simt::here()) {
       [](u32 code) { return static_cast<int>(static_cast<signed char>(code)); });
 }
 
-// v_perm_b32: each byte of the selector takes a byte of low (0..3) or high (4..7), or is 0 (12).
+// a and b signed bytes.
+inline v8i wmma_i8_i8(v2i a, v2i b, v8i c, simt::Site site = simt::here()) {
+  auto value = [](u32 code) { return static_cast<int>(static_cast<signed char>(code)); };
+  return simt::multiply<int>(site, a, b, c, value, value);
+}
+
+// a and b f16; products exact, summed in double, rounded once.
+inline v8f wmma_f16(v8h a, v8h b, v8f c, simt::Site site = simt::here()) {
+  auto value = [](u32 half) { return static_cast<double>(__builtin_bit_cast(_Float16, static_cast<u16>(half))); };
+  return simt::multiply<double>(site, a, b, c, value, value);
+}
+
+// a and b bf16; products exact, summed in double, rounded once.
+inline v8f wmma_bf16(v8s a, v8s b, v8f c, simt::Site site = simt::here()) {
+  auto value = [](u32 half) { return static_cast<double>(__builtin_bit_cast(float, half << 16)); };
+  return simt::multiply<double>(site, a, b, c, value, value);
+}
+
+// v_perm_b32: each byte of the selector takes a byte of low (0..3) or high (4..7), or is 0 (12) or 0xff (13).
 inline u32 permute_bytes(u32 high, u32 low, u32 selector) {
   uint64_t both = static_cast<uint64_t>(high) << 32 | low;
   u32 result = 0;
   for (int i = 0; i < 4; i++) {
     u32 select = selector >> 8 * i & 0xff;
-    if (select > 7 && select != 12) simt::fault("permute_bytes: selector %u is not emulated", select);
-    result |= (select == 12 ? 0 : static_cast<u32>(both >> 8 * select & 0xff)) << 8 * i;
+    if (select > 7 && select != 12 && select != 13) simt::fault("permute_bytes: selector %u is not emulated", select);
+    result |= (select > 7 ? (select == 13 ? 0xff : 0) : static_cast<u32>(both >> 8 * select & 0xff)) << 8 * i;
   }
   return result;
 }
