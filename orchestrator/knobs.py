@@ -57,11 +57,13 @@ def _integer(name: str, default: int, low: int, high: int, doc: str, graph: bool
     return Knob(name, str(default), doc, low, high, graph=graph)
 
 
+PATHS = ("auto", "cpu_reference", "cpu_int8", "triton", "hip_gfx1201")
 REGISTRY: Mapping[str, Knob] = {
     knob.name: knob
     for knob in (
         _flag("RADIANCE_PAROQUANT", 1, "route ParoQuant checkpoints to this plugin"),
         _integer("RADIANCE_PQ_DECODE_MAX_M", 64, 1, 128, "rows up to which the decode band is used; above it, prefill"),
+        Knob("RADIANCE_PQ_PATH", "auto", "which code multiplies a layer; auto: the best that can", choices=PATHS),
         _flag("RADIANCE_PQ_WPERM", 1, "weights in fragment order; the int5 bit plane exists in this order only"),
         _flag("RADIANCE_PQ_DECODE_NT", 1, "streaming (non-temporal) weight loads in the decode band"),
         _flag("RADIANCE_PQ_ATILED", 1, "prefill GEMM on fragment-tiled activations"),
