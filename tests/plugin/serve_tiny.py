@@ -60,7 +60,7 @@ def serve(job: dict, rank: int, port: int) -> None:
     from safetensors.torch import save_file
     from vllm import LLM, SamplingParams
 
-    from paroquant_gfx1201.vllm_glue.linear import ReferenceLinearMethod
+    from paroquant_gfx1201.vllm_glue.linear import PathLinearMethod
 
     llm = LLM(
         job["model"],
@@ -80,7 +80,7 @@ def serve(job: dict, rank: int, port: int) -> None:
 
     def watch(model: torch.nn.Module) -> None:
         for name, module in model.named_modules():
-            if isinstance(getattr(module, "quant_method", None), ReferenceLinearMethod):
+            if isinstance(getattr(module, "quant_method", None), PathLinearMethod):
                 module.register_forward_hook(lambda _, inputs, output, name=name: note(name, inputs[0], output[0]))
 
     def note(name: str, x: torch.Tensor, y: torch.Tensor) -> None:
