@@ -91,7 +91,7 @@ def work(order: Order, directory: Path, root: Path, clock: FastClock, server: st
     box_port = int((root.parent / "port" if server else root / "port").read_text())
     world = Alike(root, b_better=better) if server else World(root, b_better=better)
 
-    def executor(inputs, plans, progress, _detected, prod_down) -> Sleeping:
+    def executor(inputs, plans, progress, _detected, prod_down, _titles) -> Sleeping:
         hangs = root.parent / f"{name} hung" if name == "hangs" else None
         return Sleeping(world, plans, {}, clock, hangs, inputs, progress, prod_down)
 
