@@ -144,7 +144,7 @@ def test_preparing_leaves_prod_alone(command_line):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["prod", "sart"], "there is no verb 'prod sart'; choose from start, stop"),
+        (["prod", "sart"], "there is no verb 'prod sart'; did you mean prod start? choose from start, stop"),
         (["guard", "--watch"], "--watch wants a number, not ''"),
         (["prod", "--keep", "3"], "--keep belongs to cache prune, not to prod"),
         (["prod", "start"], "no variant given"),
