@@ -44,12 +44,18 @@ def expand(overrides: Sequence[str]) -> list[list[str]]:
     return [list(job) for job in jobs]
 
 
+def _is_nearly(word: str, written: str) -> bool:
+    return bool(difflib.get_close_matches(written, [word], cutoff=0.75))
+
+
 def load(overrides: Sequence[str]) -> Experiment:
     """The experiment that the overrides declare. Raises UsageError with one line for anything wrong in them."""
     overrides = _normal(overrides)
     asked = [o for o in overrides if o.startswith("+variant=")]
     if not asked:
-        raise UsageError(f"no variant given; add +variant=NAME, one of: {', '.join(shipped.names('variant'))}")
+        near = next((o for o in overrides if _is_nearly("variant", o.lstrip("+").partition("=")[0])), None)
+        meant = f"; {near}: did you mean +variant={near.partition('=')[2]}?" if near else "; add +variant=NAME,"
+        raise UsageError(f"no variant given{meant} one of: {', '.join(shipped.names('variant'))}")
     if len(asked) > 1:
         raise UsageError(f"{' '.join(asked)}: more than one variant; keep one, or -m +variant=A,B runs both")
     of_ab = [o for o in overrides if re.match(r"\+?(gate|[ab])[.=]", o)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from orchestrator import bench, flags
+from orchestrator import bench, flags, labels
 from orchestrator.bench import rates
 from orchestrator.bench.context import BenchContext, Rates
 from orchestrator.checkpoint import vocabulary
@@ -49,7 +49,9 @@ def announced(
             progress.note(f"{error}; expected times are those of a small CPU box")
             found = Rates()
     expected_s = rates.expected(suite.benches, found)
-    parts = ", ".join(f"{name} {span(seconds)}" for name, seconds in expected_s.items())
+    parts = ", ".join(
+        f"{labels.bench_name(name, suite.benches[name])} {span(seconds)}" for name, seconds in expected_s.items()
+    )
     progress.note(f"suite {suite.name}: about {span(sum(expected_s.values()))} of measuring ({parts})")
     log.log_json("expected_s.json", {"rates": to_jsonable(found), "expected_s": expected_s})
     return expected_s

@@ -147,8 +147,9 @@ def of(verb: str, options: Mapping[str, tuple[str, ...]]) -> str | None:
     if found is None:
         return None
     lines = [f"{PROGRAM} {verb}: {found.does}"]
+    below = {name: VERBS[name].does for name in VERBS if name.startswith(f"{verb} ")}
     own = dict(OPTIONS[name] for name, verbs in options.items() if verb in verbs and name in OPTIONS)
-    for title, part in (("keys", found.keys), ("options", own)):
+    for title, part in (("verbs, with a --help of their own", below), ("keys", found.keys), ("options", own)):
         if part:
             width = max(map(len, part))
             lines += ["", title, *(f"  {name:<{width}}  {text}" for name, text in part.items())]

@@ -29,6 +29,7 @@ def assert_one_line(done: subprocess.CompletedProcess[str], said: str) -> None:
     ("arguments", "said"),
     [
         ([], "no variant given; add +variant=NAME, one of: bf16, int4"),
+        (["+varient=int4"], "no variant given; +varient=int4: did you mean +variant=int4? one of: bf16, int4"),
         (["plna", "+variant=int5"], "there is no verb 'plna'"),
         (["plan", "+variant=int5", "--jsn"], "there is no option --jsn"),
         (["run", "+variant=int5", "--json"], "--json belongs to plan"),

@@ -133,3 +133,9 @@ def test_a_mistake_on_the_command_line_names_the_key_and_no_file(override, said)
     with pytest.raises(UsageError) as caught:
         config.load(["+variant=int5", "box=cpu", override])
     assert str(caught.value).endswith(said) and "conf/" not in str(caught.value)
+
+
+def test_a_verb_names_the_verbs_below_it():
+    said = help_text.of("schedule", {})
+    assert "  schedule add " in said and "  schedule remove " in said and "  schedule summary " in said
+    assert "verbs, with" not in help_text.of("compare", {})

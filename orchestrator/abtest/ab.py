@@ -53,6 +53,8 @@ class AB:
         """
         with self._recorded():
             verdict, ready = self._settled(), False
+            if verdict is None:
+                self._describe(self._attempts())
             while verdict is None:
                 self.shift.before_boot(self.design, attempts.pending(self.design, self._attempts()))
                 ready = ready or self._make_ready()
@@ -103,6 +105,9 @@ class AB:
         """After a boot: in the run too, so that it stands there whatever ends the process."""
         found = self._attempts()
         self.progress.note(standing.left(self.design, found))
+        self._describe(found)
+
+    def _describe(self, found: list[Attempt]) -> None:
         self.log.set_tag(DESCRIPTION, standing.as_markdown(self.design, found, self.log.run_id))
 
     def _leave(self, why: str) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from orchestrator import labels
 from orchestrator.errors import UsageError
+from orchestrator.foreign_load import TELLING, percent
 from orchestrator.recorded import catalog
 from orchestrator.recorded.catalog import Entry
 from orchestrator.records import Measurement
@@ -75,17 +76,35 @@ def why_not(columns: Sequence[Column]) -> list[str]:
 
 
 def notes(columns: Sequence[Column]) -> list[str]:
-    """What one has to know of published results: where each is from, and what nobody wrote down."""
+    """What one has to know: which runs were disturbed; where published results are from, and what nobody wrote down."""
     found = [
+        f"{_name(c.entry)}: other programs used {percent(share)} of the processors while it was measured: "
+        "its times may be longer than they are alone"
+        for c in columns
+        if (share := c.entry.metrics.get("boot.other_cpu_share", 0.0)) >= TELLING
+    ]
+    published = [
         f"{_name(c.entry)}: {c.entry.tags.get('ledger.file', 'unknown file')}, lines "
         f"{c.entry.tags.get('ledger.lines', 'unknown')}, {c.entry.tags.get('ledger.date', 'no date')}; "
         f"{c.entry.tags.get('end_reason', '')}"
         for c in columns
         if c.entry.is_published
     ]
-    if found:
-        found.append("of published results neither prompts, nor boots, nor the software stack are known to be the same")
-    return found
+    if published:
+        published.append(
+            "of published results neither prompts, nor boots, nor the software stack are known to be the same"
+        )
+    return found + published
+
+
+def no_interval(differences: Sequence[Difference]) -> list[str]:
+    """Why a column of intervals is empty."""
+    paired = [found for found in differences if any(share is not None for share in found.shares)]
+    if not paired or any(interval is not None for found in paired for interval in found.intervals):
+        return []
+    return [
+        "no interval: single boots have one only from the noise of their box and stack, which `ab kind=floor` measures"
+    ]
 
 
 def table(shown: Sequence[Side], differences: Sequence[Difference]) -> Table:

@@ -134,7 +134,8 @@ def compare(options: Options) -> int:
     shown = sides.of_runs(entries, [column.measurements for column in columns])
     found = sides.differences(shown, noise, paired_up=not why)
     console.stdout().print(side_by_side.table(shown, found))
-    notes = [*(f"not paired: {reason}" for reason in why), *side_by_side.notes(columns)]
+    unpaired = [f"not paired: {reason}" for reason in why]
+    notes = [*unpaired, *side_by_side.notes(columns), *side_by_side.no_interval(found)]
     for note in notes:
         print(f"- {note}")
     html = paired_report.render(shown, floors=noise, notes=notes, paired_up=not why)

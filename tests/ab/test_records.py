@@ -173,6 +173,17 @@ def test_compare_puts_runs_side_by_side(store, capsys):
     assert run(store, "compare", a, b) == 0
     out = capsys.readouterr().out
     assert "prefill.ttft_ms.len256" in out and "+5.00%" in out
+    assert (
+        "- no interval: single boots have one only from the noise of their box" in out and "other programs" not in out
+    )
+
+
+def test_compare_says_which_run_was_disturbed(store, capsys):
+    a, b = store(20.0), store(21.0)
+    mlflow_store.connect(store.directory).log_metric(b, "boot.other_cpu_share", 0.53)
+    assert run(store, "compare", a, b) == 0
+    said = [line for line in capsys.readouterr().out.splitlines() if "other programs used" in line]
+    assert len(said) == 1 and said[0].startswith(f"- {b[:8]} (int4): other programs used 53% of the processors")
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,10 @@ def test_an_interrupted_ab_has_its_state_its_report_and_the_command_that_goes_on
     assert run.status == "KILLED" and said.startswith("**ENDED before its verdict** (interrupted): 5 of at most 12")
     assert f"-m orchestrator ab --resume {run.run_id}`" in said and "INCONCLUSIVE" in said
     assert METRIC in (run.artifacts / "report.html").read_text()
+    world.fault = lambda slot, attempt: at_work.append(parent(world).tags[DESCRIPTION]) or ""
+    at_work: list[str] = []
     assert resume(world) == 4
+    assert at_work[0].startswith("**RUNNING**: 5 of at most 12"), "as soon as it goes on"
     assert "ENDED" not in parent(world).tags[DESCRIPTION] and "--resume" not in parent(world).tags[DESCRIPTION]
 
 
