@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from orchestrator import __version__, labels
+from orchestrator.foreign_load import TELLING, percent
 from orchestrator.pages import charts, page
 from orchestrator.pages.page import Table
 from orchestrator.records import Boot, Measurement
@@ -61,6 +62,7 @@ def render(run: Mapping[str, Any]) -> str:
         state=state,
         verdict=VERDICTS[state],
         reasons=reasons,
+        disturbed=_disturbed(boots),
         served=_served(run.get("run_id", ""), plan, measurements),
         boots=_boots(boots),
         sections=[_section(found) for found in _in_order(measurements)],
@@ -70,6 +72,17 @@ def render(run: Mapping[str, Any]) -> str:
         notes=list(run.get("notes", ())),
         version=__version__,
     )
+
+
+def _disturbed(boots: Sequence[Boot]) -> list[str]:
+    """What a person is told beside the verdict, which stays as it is."""
+    shares = [(boot.nonce, boot.other_cpu_share or 0.0) for boot in boots if boot.purpose == "measured"]
+    return [
+        f"other programs used {percent(share)} of the processors while boot {nonce} was measured: "
+        "its times may be longer than they are alone"
+        for nonce, share in shares
+        if share >= TELLING
+    ]
 
 
 def _in_order(measurements: Sequence[Measurement]) -> list[Measurement | str]:

@@ -100,6 +100,10 @@ def test_the_table_and_the_page_of_a_run_say_it():
     assert "31.4" in line and "may be longer" in line
     html = report.render(madeup.run(boots=[*ready, boot]))
     assert "Processors, others (%)" in html and "31.4" in html and "not known" in html
+    told = f"other programs used 31% of the processors while boot {boot.nonce} was measured"
+    assert html.count(told) == 1 and html.index(told) < html.index("What was served")
+    quiet = replace(boot, other_cpu_share=0.09)
+    assert "other programs used" not in report.render(madeup.run(boots=[*ready, quiet]))
 
 
 @pytest.mark.parametrize(("in_group", "known"), [(True, True), (False, False)])
