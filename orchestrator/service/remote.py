@@ -132,4 +132,6 @@ def submission(words: Sequence[str]) -> tuple[dict[str, Any], str]:
             key = value
         else:
             overrides[name] = value
+    if "box" not in body:
+        raise UsageError("no box given: a server may have several; add box=NAME, for example box=cpu")
     return body | ({"overrides": overrides} if overrides else {}), key

@@ -76,6 +76,13 @@ def test_add_list_and_remove_work_on_the_servers_queue(tmp_path, call):
     assert [job.state for job in world.queue.list()] == ["cancelled"]
 
 
+def test_a_server_is_told_which_box(call):
+    status, said = call("paro_secret", "schedule", "add", "server=http://127.0.0.1:1", "+experiment=zpe")
+    assert status == 2 and said == (
+        "orchestrator: no box given: a server may have several; add box=NAME, for example box=cpu\n"
+    )
+
+
 def test_a_wrong_token_or_one_without_the_scope_is_one_line(tmp_path, call):
     world = World(tmp_path)
     with world.on_loopback() as port:
