@@ -126,7 +126,7 @@ class AB:
                 return True
             except (BootError, InvalidMeasurement) as error:
                 measured_boot.keep_log(self.log, error)
-                self._note_fault("a boot before the first block", error, again=bool(left))
+                self._note_fault("a boot before the first block", str(error), again=bool(left))
                 fault = str(error)
         self.log.set_tag(NOT_READY, fault)
         return False
@@ -148,11 +148,17 @@ class AB:
                 self.executor.boot(slot, log)
             except (BootError, InvalidMeasurement) as error:
                 log.set_tag("ab.attempt", "faulty")
-                earlier = [a for a in self._attempts() if a.slot == slot and a.state == "faulty"]
-                self._note_fault(str(slot), error, again=len(earlier) < TRIES)
+                self._note_fault(str(slot), str(error), again=len(self._faulty(slot)) < TRIES)
+            else:
+                faulty = self._faulty(slot)
+                if faulty and faulty[-1].run_id == log.run_id:  # it came up, and may not be used
+                    self._note_fault(str(slot), attempts.fault_of(faulty[-1].result), again=len(faulty) < TRIES)
 
-    def _note_fault(self, what: str, error: Exception, again: bool) -> None:
-        self.progress.note(f"{what}: {error}" + ("; it is tried once more" if again else ""))
+    def _faulty(self, slot: Slot) -> list[Attempt]:
+        return [found for found in self._attempts() if found.slot == slot and found.state == "faulty"]
+
+    def _note_fault(self, what: str, why: str, again: bool) -> None:
+        self.progress.note(f"{what}: {why}" + ("; it is tried once more" if again else ""))
 
     @contextmanager
     def _recorded(self) -> Iterator[None]:

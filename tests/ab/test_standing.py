@@ -66,6 +66,23 @@ def test_a_killed_process_leaves_what_the_last_boot_said(new_world, monkeypatch)
     assert "Should it be cut off" in described[0] and "--resume" in described[0]
 
 
+@pytest.mark.parametrize(
+    ("fault", "why"),
+    [
+        ("bench", "all 3 requests failed"),
+        ("boot", "the server did not come up"),
+        ("boot-invalid", "RADIANCE_PQ_ZPE is not what the plan says"),
+    ],
+)
+def test_a_boot_that_may_not_be_used_is_said_with_its_reason_when_it_ends(new_world, monkeypatch, fault, why):
+    world = new_world(b_better=0.05, fault=lambda slot, n: fault if (slot.block, slot.position, n) == (0, 1, 1) else "")
+    seen: list[str] = []
+    monkeypatch.setattr("orchestrator.progress.Progress.note", lambda _self, line: seen.append(line))
+    start(world)
+    (said,) = [line for line in seen if "it is tried once more" in line]
+    assert said.startswith("block 1, boot 2") and why in said
+
+
 def test_hours_are_those_of_its_own_boots_once_there_are_any():
     planned = Hours({"a": 1.0, "b": 2.0}, "estimated")
     assert hours.revised(planned, {}) == planned
