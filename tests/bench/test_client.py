@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import functools
 import json
 import re
 import statistics
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 
@@ -35,19 +32,6 @@ def complete(script: Script, max_tokens: int = 20, **options) -> tuple[TruthServ
     return bench.run(run())
 
 
-def undisturbed(test: Callable[[], None]) -> Callable[[], None]:
-    """The best of three: other programs may hold a process up for milliseconds, but not a right one three times."""
-
-    @functools.wraps(test)
-    def best() -> None:
-        for _ in range(2):
-            with contextlib.suppress(AssertionError):
-                return test()
-        return test()
-
-    return best
-
-
 def chat(script: Script, max_tokens: int = 20) -> tuple[TruthServer, Completion]:
     async def run():
         async with serving(script) as (server, target), Client(target, SHORT) as client:
@@ -56,7 +40,6 @@ def chat(script: Script, max_tokens: int = 20) -> tuple[TruthServer, Completion]
     return bench.run(run())
 
 
-@undisturbed
 def test_arrival_times_are_the_times_the_server_wrote():
     server, done = complete(Script(ttft_s=0.03, gap_s=0.005), max_tokens=60)
     assert not done.error
