@@ -110,8 +110,9 @@ def human(size_bytes: float) -> str:
 
 def show(found: Sequence[Entry]) -> None:
     """Print the entries as a table, with the sum of their sizes."""
-    from rich.console import Console
     from rich.table import Table
+
+    from orchestrator import console
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     for title, justify in (("kind", "left"), ("name", "left"), ("size", "right"), ("last used", "right"), ("", "left")):
@@ -121,9 +122,9 @@ def show(found: Sequence[Entry]) -> None:
         age = "today" if days < 1 else f"{days:.0f} d ago"
         remark = ", ".join(word for word in (entry.state, entry.used_by) if word)
         table.add_row(entry.kind, entry.name, human(entry.size_bytes), age, remark)
-    console = Console(soft_wrap=True)
-    console.print(table)
-    console.print(f"{len(found)} entries, {human(sum(entry.size_bytes for entry in found))}", highlight=False)
+    out = console.stdout()
+    out.print(table)
+    out.print(f"{len(found)} entries, {human(sum(entry.size_bytes for entry in found))}", highlight=False)
 
 
 def _entry(kind: Kind, path: Path, prod: dict[Path, str], state: str = "", used_by: str = "") -> Entry:

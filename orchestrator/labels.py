@@ -198,6 +198,11 @@ def is_count(name: str) -> bool:
     return name.rsplit(".", 1)[-1] in COUNTS
 
 
+def counted(number: int, noun: str) -> str:
+    """A number of things: "1 boot", "2 boots"."""
+    return f"{number} {noun}{'s' * (number != 1)}"
+
+
 def counts(measurement: Measurement) -> list[str]:
     """Errors, truncations and the like that are not zero, as words."""
     found = []

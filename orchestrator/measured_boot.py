@@ -148,12 +148,17 @@ def make_ready(session: Session) -> None:
     """All that a measured boot needs: the KL reference, and a warm compile cache. Nothing is measured."""
     if "kld" in session.suite.benches:
         _reference(session)
+        if _made_reference(session):  # the other arm of an A/B finds it there, and has the same record
+            session.log.set_tag("kl_reference", "made")
     _warm_up(session, session.plan)
 
 
 def measure(session: Session) -> None:
     """Boot the plan on a warm cache and run the suite. Raises BootError, or InvalidMeasurement for an unusable boot."""
-    kl_reference = _reference(session) if "kld" in session.suite.benches else None
+    kl_reference = None
+    if "kld" in session.suite.benches:
+        kl_reference = _reference(session)
+        session.log.set_tag("kl_reference", "made" if _made_reference(session) else "reused")
     with box_load.sampled(session.log.log_box_load), _warm_serving(session, session.plan, "measured") as running:
         watch = foreign_load.Watch((os.getpid(), running.pid) if running.pid else ())
         expected = announced(
@@ -180,7 +185,6 @@ def _reference(session: Session) -> Reference:
     fingerprint = session.inputs.stack.fingerprint
     found = reference.load(session.inputs.cache, fingerprint, key)
     if found is not None:
-        session.log.set_tag("kl_reference", "reused")
         return found
     require_present(session.inputs.reference_plan())
     session.progress.note(f"no KL reference for stack {fingerprint} and these corpora yet: making it on a bf16 boot")
@@ -192,8 +196,11 @@ def _reference(session: Session) -> Reference:
         made = bench.run(kld.collect(running.target, params, session.context(stage.advance)))
     _require_usable(session.boots[-1])
     reference.save(session.inputs.cache, fingerprint, key, made)
-    session.log.set_tag("kl_reference", "made")
     return made
+
+
+def _made_reference(session: Session) -> bool:
+    return any(boot.purpose == "reference" for boot in session.boots)
 
 
 @contextmanager

@@ -21,6 +21,7 @@ from orchestrator.recorded.catalog import Entry
 
 HOST, FIRST_PORT, PORTS = "127.0.0.1", 5000, 20
 READY_S, STOP_S = 300, 10
+MODELS = "workflowType=machine_learning"  # of its two sets of pages, that with runs and metrics; the other has traces
 ENVIRONMENT = {  # of the UI's processes
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",  # its queues are for judging texts; eight processes less
@@ -88,11 +89,12 @@ def links(directory: Path, url: str) -> list[str]:
         last, what = next(own, None), "last run"
     if last is None:
         return [*lines, "stop it with Ctrl-C"]
-    lines.append(f"all runs    {url}/#/experiments/{last.experiment_id}/runs")
+    lines.append(f"all runs    {url}/#/experiments/{last.experiment_id}/runs?{MODELS}")
     state = last.tags.get("verdict", last.status)
     lines.append(f"{what:<11} {run_url(url, last)}  ({state}: {last.name})")
     if (report := last.artifacts / "report.html").exists():
-        lines += [f"its report  {run_url(url, last)}/artifacts/report.html", f"            {report.resolve().as_uri()}"]
+        lines.append(f"its report  {run_url(url, last, '/artifacts/report.html')}")
+        lines.append(f"            {report.resolve().as_uri()}")
     if last.is_ab:
         lines.append(f"its curves  {curves_url(url, last)}")
     return [*lines, "stop it with Ctrl-C"]
@@ -104,12 +106,12 @@ def curves_url(url: str, entry: Entry) -> str:
     By name, because by date MLflow folds the boots away under their A/B, and draws that alone.
     """
     nested = quote(f"tags.`{catalog.PARENT}` = '{entry.run_id}'")
-    shown = f"searchFilter={nested}&orderByKey=attributes.run_name&orderByAsc=true&compareRunsMode=CHART"
+    shown = f"searchFilter={nested}&orderByKey=attributes.run_name&orderByAsc=true&compareRunsMode=CHART&{MODELS}"
     return f"{url}/#/experiments/{entry.experiment_id}/runs?{shown}"
 
 
-def run_url(url: str, entry: Entry) -> str:
-    return f"{url}/#/experiments/{entry.experiment_id}/runs/{entry.run_id}"
+def run_url(url: str, entry: Entry, page: str = "") -> str:
+    return f"{url}/#/experiments/{entry.experiment_id}/runs/{entry.run_id}{page}?{MODELS}"
 
 
 def free_port() -> int:

@@ -9,6 +9,7 @@ from statistics import mean
 from orchestrator import measured_boot
 from orchestrator.abtest.design import Arm, Hours
 from orchestrator.errors import UsageError
+from orchestrator.labels import counted
 from orchestrator.plan import ServePlan
 from orchestrator.recorded import catalog, identity
 from orchestrator.recorded.catalog import Entry
@@ -32,7 +33,7 @@ def expected(tracking: Path, plans: Mapping[Arm, ServePlan], suite: Suite) -> Ho
         for of, chosen in ((plan.variant, same), (f"other variants on box {plan.box}", others)):
             if taken := [seconds for entry in chosen[:RECENT] if (seconds := boot_s(entry)) is not None]:
                 per_boot[arm] = mean(taken) / 3600
-                bases.append(f"from {len(taken)} recorded boots of {of}")
+                bases.append(f"from {counted(len(taken), 'recorded boot')} of {of}")
                 break
         else:
             per_boot[arm] = measured_boot.warm_boot_s(suite) / 3600
@@ -51,7 +52,7 @@ def revised(planned: Hours, taken: Mapping[Arm, Sequence[float]]) -> Hours:
     off = mean(found / planned.per_boot[arm] for arm, found in own.items())
     count = sum(map(len, taken.values()))
     per_boot = {arm: own.get(arm, off * was) for arm, was in planned.per_boot.items()}
-    return Hours(per_boot, f"from {count} boot{'s' * (count != 1)} of this A/B")
+    return Hours(per_boot, f"from {counted(count, 'boot')} of this A/B")
 
 
 def on_box(tracking: Path, box: str, suite: Suite) -> tuple[float, str]:
@@ -64,7 +65,7 @@ def on_box(tracking: Path, box: str, suite: Suite) -> tuple[float, str]:
     )
     alike = [entry for entry in records if entry.tags.get("suite_digest") == wanted][:RECENT]
     if taken := [seconds for entry in alike if (seconds := boot_s(entry)) is not None]:
-        return mean(taken), f"from {len(taken)} recorded boots on box {box}"
+        return mean(taken), f"from {counted(len(taken), 'recorded boot')} on box {box}"
     return measured_boot.warm_boot_s(suite), "estimated, at the pace of a small CPU box"
 
 

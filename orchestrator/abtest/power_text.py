@@ -103,11 +103,17 @@ def notes(design: Design) -> list[str]:
         and not any(re.fullmatch(".*".join(map(re.escape, c.metric.split("*"))), m) for m in seen)
     ]
     by_items = [c.metric for c in gate.criteria.values() if claimed(c) is None]
+    most = BOOTS_PER_BLOCK * gate.max_blocks
     lines = [
         f"boots of both arms together for a power of {POWER:.0%} at the last look of gate {gate.name} "
-        f"(at most {BOOTS_PER_BLOCK * gate.max_blocks} boots); hours: {design.hours.basis}",
+        f"(at most {most} boots); hours: {design.hours.basis}",
         "to be seen: how far an equal B is from its margin, or a B twice as good as claimed from the claim",
     ]
+    if not seen:
+        lines = [
+            f"no table: gate {gate.name} has no criterion that boots decide and whose floor is known; the A/B makes at "
+            f"most {most} boots, {hours.text(design.hours.of(design.order))} ({design.hours.basis})"
+        ]
     if without:
         lines.append(f"no floor on this box and stack: {', '.join(without)}; measure them with kind=floor")
     if by_items:

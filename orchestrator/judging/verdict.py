@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from orchestrator.judging import criteria, disturbed, validity
 from orchestrator.judging.comparison import CriterionResult, Look, State
 from orchestrator.judging.gate import BootResult, Gate
+from orchestrator.labels import counted
 from orchestrator.stats import looks
 from orchestrator.stats.floor import Floor
 
@@ -67,7 +68,7 @@ def judge(
     if not declared and state != "INVALID":
         state = "INCONCLUSIVE"
         found = [replace(result, state=state) for result in found]
-        between = [f"no look is declared at {blocks} block{'s' * (blocks != 1)}; the next is at {later}"]
+        between = [f"no look is declared at {counted(blocks, 'block')}; the next is at {later}"]
     reasons = between + [result.sentence for result in found if result.state == state]
     if not found:
         reasons = ["criteria: there is none, so nothing was asked"]

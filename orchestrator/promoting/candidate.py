@@ -10,6 +10,7 @@ from typing import Any
 
 from orchestrator import checkpoint, compile_cache, inputs
 from orchestrator.abtest import attempts
+from orchestrator.abtest.design import Design
 from orchestrator.errors import UsageError
 from orchestrator.inputs import require_present
 from orchestrator.judging import arms
@@ -35,16 +36,21 @@ class Candidate:
     notes: tuple[str, ...] = ()
 
 
+def design_of(entry: Entry) -> Design:
+    """The design of an A/B, which alone can be promoted. Raises UsageError for any other run."""
+    if entry.tags.get("kind") == "sweep":
+        raise UsageError(f"run {entry.run_id} is a sweep; promote one of its A/Bs: `python -m orchestrator list --all`")
+    if entry.tags.get("kind") == "floor":
+        raise UsageError(f"run {entry.run_id} is an A/A and has no winner; promote an A/B that passed")
+    return attempts.read_design(entry)
+
+
 def of_ab(directory: Path, entry: Entry, machine: Machine, current: Slot | None) -> Candidate:
     """Arm B of the A/B on prod's port. `directory` is MLflow's, `machine` has the box as it is now.
 
     Raises UsageError where no server could be started from it at all: no A/B, no checkpoint, a cold compile cache.
     """
-    if entry.tags.get("kind") == "sweep":
-        raise UsageError(f"run {entry.run_id} is a sweep; promote one of its A/Bs: `python -m orchestrator list --all`")
-    if entry.tags.get("kind") == "floor":
-        raise UsageError(f"run {entry.run_id} is an A/A and has no winner; promote an A/B that passed")
-    design = attempts.read_design(entry)
+    design = design_of(entry)
     box = _on_prod_port(design.test.box, machine, current)
     found = inputs.gather(replace(design.test.arm("b"), box=box, paths=machine.paths))
     plan = found.plan()

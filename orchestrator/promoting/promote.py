@@ -173,6 +173,7 @@ def _try(p: Promotion, state: Path, cache: Path, progress: Progress, now: bool) 
 
     before = compile_cache.compiled(Path(p.target.plan.cache_dir))
     candidate, server = prod_server.come_up(p.candidate, state, progress, keep)
+    candidate = replace(candidate, since_utc=candidate.healthy_utc)
     p = replace(p, candidate=candidate, gap_s=_since(p.stopped_utc))
     p = promotion.advanced(state, p, "checking")
     return replace(p, checks=canary.check(candidate, server, p.target.canary, before, state, cache, progress))

@@ -26,9 +26,9 @@ def runs(entries: Sequence[Entry], every: bool) -> Table:
         if (entry.tags.get("kind") in ("boot", "promotion") or entry.is_published) and not every:
             continue
         kind = "published" if entry.is_published else entry.tags.get("kind", "run")
-        count = f", {boots[entry.run_id]} boots" if entry.run_id in boots else ""
+        count = f", {labels.counted(boots[entry.run_id], 'boot')}" if entry.run_id in boots else ""
         took = "" if entry.ended_s is None or entry.is_published else span(entry.ended_s - entry.started_s)
-        state = "" if entry.is_published else entry.tags.get("verdict") or entry.status
+        state = "" if entry.is_published else entry.tags.get("verdict") or _without_verdict(entry)
         what = [entry.tags.get("gate", ""), entry.tags.get("suite", "")]
         rows.append(
             (
@@ -61,6 +61,12 @@ def floors(found: Sequence[Floor], now: datetime) -> Table:
         for floor in found
     ]
     return _table(("box", "stack", "metric", "SD between boots", "SD within a boot", "dof", "boots", "age"), rows)
+
+
+def _without_verdict(entry: Entry) -> str:
+    """MLflow knows one word for a run that somebody stopped and for one that was killed."""
+    stopped = entry.status == "KILLED" and entry.tags.get("end_reason") == "interrupted"
+    return "INTERRUPTED" if stopped else entry.status
 
 
 def _when(at_s: float) -> str:

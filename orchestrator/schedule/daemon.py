@@ -30,6 +30,7 @@ from orchestrator.schedule.unit import Order, Outcome, Said
 from orchestrator.schedule.window import Night
 
 PERIOD_S = 20.0
+LOCK = "scheduler.lock"
 PULSE = "pulse"  # the note with the clocks of the last pass
 
 
@@ -227,7 +228,7 @@ class Scheduler:
 @contextmanager
 def alone(state: Path) -> Iterator[None]:
     """Raises UsageError where another scheduler works on this queue."""
-    path = state / "scheduler.lock"
+    path = state / LOCK
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as lock:
         try:
@@ -235,6 +236,18 @@ def alone(state: Path) -> Iterator[None]:
         except BlockingIOError:
             raise UsageError(f"another scheduler works on the queue below {state}; stop it first") from None
         yield
+
+
+def runs(state: Path) -> bool:
+    """Whether a scheduler of this machine works on the queue at this moment."""
+    try:
+        with (state / LOCK).open("a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False
 
 
 def loop(

@@ -25,6 +25,7 @@ def promote(options: Options) -> int:
     _require_reason(options)
     directory = Path(config.load_machine(overrides).paths.tracking)
     entry = catalog.find(directory, ids[0])
+    candidate.design_of(entry)  # before the box is waited for: what is no A/B will be none later either
     if "box" in entry.tags and not any(word.startswith("box=") for word in overrides):
         overrides.append(f"box={entry.tags['box']}")
     machine = config.load_machine(overrides)

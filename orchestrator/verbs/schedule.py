@@ -54,6 +54,18 @@ def _server(words: tuple[str, ...]) -> tuple[Server | None, list[str]]:
     return remote.Server(urls[-1], remote.token()), rest
 
 
+def _say_who_runs_it(words: tuple[str, ...] | list[str]) -> None:
+    """A queue alone starts nothing."""
+    from orchestrator.schedule import daemon
+
+    if not daemon.runs(_state(words)):
+        print(
+            "nothing on this machine works on the queue; `python -m orchestrator serve` does, or `schedule run` "
+            "without HTTP",
+            file=sys.stderr,
+        )
+
+
 def add(options: Options) -> int:
     from orchestrator.progress import span
     from orchestrator.schedule import asked, policy
@@ -69,8 +81,13 @@ def add(options: Options) -> int:
     if not new:
         print(f"job {made.id} is there already, {made.state}: its key is {made.idempotency_key!r}")
         return 0
-    hours = policy.of(made.schedule, made.window, made.zone).hours()
-    print(f"job {made.id}: at most {made.boots_left} boots, {span(made.expected_s or 0)} ({basis}), in {hours}")
+    rules = policy.of(made.schedule, made.window, made.zone)
+    unnamed = "" if rules.zone else ", the zone of this machine (zone=NAME is another)"
+    print(
+        f"job {made.id}: at most {made.boots_left} boots, {span(made.expected_s or 0)} ({basis}), "
+        f"in {rules.hours()}{unnamed}"
+    )
+    _say_who_runs_it(options.overrides)
     return 0
 
 
@@ -92,6 +109,8 @@ def list_jobs(options: Options) -> int:
         print(json.dumps([to_jsonable(job) for job in jobs], indent=2))
     elif jobs:
         console.stdout().print(listing.table(jobs))
+        if server is None and any(job.is_open for job in jobs):
+            _say_who_runs_it(words)
     else:
         print("nothing is queued; `python -m orchestrator schedule add +experiment=NAME` queues an A/B")
     return 0
