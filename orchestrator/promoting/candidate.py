@@ -4,20 +4,21 @@ are read again."""
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from orchestrator import checkpoint, compile_cache, inputs
 from orchestrator.abtest import attempts
-from orchestrator.abtest.design import Design
+from orchestrator.abtest.design import ARMS, Design
 from orchestrator.errors import UsageError
 from orchestrator.inputs import require_present
 from orchestrator.judging import arms
 from orchestrator.judging.gate import BootResult
 from orchestrator.plan import ServePlan
 from orchestrator.plugin_build import site_dir
-from orchestrator.promoting import canary
+from orchestrator.promoting import canary, promotions
 from orchestrator.promoting.promotions import Target
 from orchestrator.recorded.catalog import Entry
 from orchestrator.records import to_jsonable
@@ -57,7 +58,11 @@ def of_ab(directory: Path, entry: Entry, machine: Machine, current: Slot | None)
     _require_servable(plan)
     verdict = attempts.recomputed(directory, entry)
     read = attempts.read(directory, entry.run_id, design)
-    boots = [attempt.result for attempt in read if attempt.state == "finished" and attempt.slot.arm == "b"]
+    boots_of = {
+        arm: [attempt.result for attempt in read if attempt.state == "finished" and attempt.slot.arm == arm]
+        for arm in ARMS
+    }
+    boots = boots_of["b"]
     objections = []
     if verdict.state != "PASS":
         said = entry.tags.get("verdict", "none")
@@ -71,10 +76,16 @@ def of_ab(directory: Path, entry: Entry, machine: Machine, current: Slot | None)
     objections += _changed(boots, plan)
     if damage := _damage(plan):
         objections.append(f"checkpoint: {plan.checkpoint.path}: {damage}")
-    numbers = canary.of_boots(design.test.suite, boots, design.floors, box.canary_margin)
+    numbers_of = {
+        arm: canary.of_boots(design.test.suite, measured, design.floors, box.canary_margin)
+        for arm, measured in boots_of.items()
+    }
+    numbers = numbers_of["b"]
     if numbers is None:
         objections.append("canary: the A/B measured neither decode_ctx nor prefill, so no number can be tried again")
     against = design.plans["a"]
+    differing = changes(to_jsonable(against), current.plan) if current is not None else []
+    serves_a = current is not None and not differing
     target = Target(
         plan=plan,
         engine=design.test.engine,
@@ -84,9 +95,11 @@ def of_ab(directory: Path, entry: Entry, machine: Machine, current: Slot | None)
         gate=verdict.gate,
         against=against.variant,
         canary=numbers,
+        displaced=current.plan.fingerprint if serves_a else "",
+        displaced_canary=numbers_of["a"] if serves_a else None,
     )
     notes = []
-    if current is not None and (differing := changes(to_jsonable(against), current.plan)):
+    if differing:
         notes.append(
             f"the verdict is against {against.variant}, and prod serves {current.plan.variant}, which differs from it "
             f"in {differing[0].partition(':')[0]}"
@@ -94,8 +107,9 @@ def of_ab(directory: Path, entry: Entry, machine: Machine, current: Slot | None)
     return Candidate(target, tuple(objections), tuple(notes))
 
 
-def served_before(target: Target, current: Slot | None) -> Candidate:
-    """A target of the ledger. Raises UsageError where it cannot be started any more."""
+def served_before(chosen: promotions.Entry, entries: Sequence[promotions.Entry], current: Slot | None) -> Candidate:
+    """The target of an entry of the ledger. Raises UsageError where it cannot be started any more."""
+    target = promotions.with_numbers(chosen.target, entries)
     _require_servable(target.plan)
     objections = [f"checkpoint: {target.plan.checkpoint.path}: {damage}"] if (damage := _damage(target.plan)) else []
     if current is not None and current.plan.port != target.plan.port:

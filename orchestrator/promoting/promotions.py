@@ -44,6 +44,8 @@ class Target:
     gate: str = ""
     against: str = ""  # variant and plan that the verdict is against
     canary: Canary | None = None  # None: no verdict, or one whose numbers a short canary cannot repeat
+    displaced: str = ""  # plan that served before, where it is arm A of the A/B
+    displaced_canary: Canary | None = None  # of arm A's boots, for when it is rolled back to
 
 
 @dataclass(frozen=True)
@@ -148,6 +150,18 @@ def predecessor(entries: Sequence[Entry]) -> Entry | None:
         of = current.target.plan.fingerprint
         before = [e for e in before if e.number < current.number and e.target.plan.fingerprint != of]
     return before[-1] if before else None
+
+
+def with_numbers(target: Target, entries: Sequence[Entry]) -> Target:
+    """The target with the numbers that an A/B has of its plan as arm A, where it has none of its own."""
+    if target.canary is not None:
+        return target
+    known = [
+        entry.target.displaced_canary
+        for entry in entries
+        if entry.target and entry.target.displaced == target.plan.fingerprint
+    ]
+    return replace(target, canary=known[-1]) if known else target
 
 
 def numbered(entries: Sequence[Entry], number: int, box: str) -> Entry:

@@ -58,7 +58,7 @@ def rollback(options: Options) -> int:
             chosen = promotions.numbered(entries, int(options.to), box)
         elif (chosen := promotions.predecessor(entries)) is None:
             raise UsageError(f"nothing served on box {box} before what serves now; `prod history` shows what did")
-        _conduct("rollback", candidate.served_before(chosen.target, current), current, machine, options)
+        _conduct("rollback", candidate.served_before(chosen, entries, current), current, machine, options)
     return 0
 
 

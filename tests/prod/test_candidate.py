@@ -15,10 +15,12 @@ from orchestrator.abtest import ab_run
 from orchestrator.engines.process import kill_processes_of
 from orchestrator.errors import UsageError
 from orchestrator.judging.gate import BootResult
-from orchestrator.promoting import canary, candidate
+from orchestrator.promoting import canary, candidate, promotions
+from orchestrator.promoting.promotions import Target
 from orchestrator.recorded import catalog
 from orchestrator.records import Boot, Measurement, write_json
 from orchestrator.schema import Machine, Suite
+from orchestrator.slot import Slot
 from orchestrator.stats.floor import Floor
 from tests.ab.conftest import empty_store, new_world  # noqa: F401
 from tests.ab.simulated import METRIC, SUITE, Simulated, World
@@ -75,6 +77,10 @@ class Promotable:
         places = [f"paths.{name}={self.world.root / name}" for name in ("cache", "state", "tracking")]
         return ["box=cpu", f"box.port={self.world.port}", *places]
 
+    def serving(self, arm: str) -> Slot:
+        plan = self.world.gather(self.test.arm(arm)).plan()
+        return Slot(plan, self.test.engine, self.test.box, slot.now_utc(), "tester", "")
+
     def candidate(self, current=None) -> candidate.Candidate:
         machine = Machine(self.test.box, self.test.engine, self.test.paths)
         return candidate.of_ab(self.tracking, self.entry, machine, current)
@@ -127,6 +133,17 @@ def test_what_stands_against_an_ab(promotable, monkeypatch):
     """One A/B, because making it takes the time: each cause alone, and no other is named with it."""
     site = promotable()
     assert site.candidate().objections == ()
+    served = site.serving("a")
+    target = site.candidate(served).target
+    means = [next(e.mean for e in of.expected if e.metric == METRIC) for of in (target.canary, target.displaced_canary)]
+    assert means[0] < 0.97 * means[1], "a rollback to int4 is held against int4's own boots, which are slower"
+    entry = promotions.Entry(2, "", "", "cpu", "promote", "moved", target, "tester")
+    assert (
+        promotions.with_numbers(Target(served.plan, served.engine, served.box), [entry]).canary
+        == target.displaced_canary
+    )
+    other = site.candidate(site.serving("b"))
+    assert other.target.displaced_canary is None and "prod serves int5, which differs from it" in other.notes[0]
 
     def only() -> str:
         (line,) = site.candidate().objections
