@@ -125,6 +125,11 @@ def render(
     return replace(plan, fingerprint=digest.of_value(to_jsonable(plan))[:16])
 
 
+def drain_s(grace_s: float) -> int:
+    """Seconds in which prod's requests may finish when it is stopped with this grace."""
+    return int(PROD_DRAIN * grace_s)
+
+
 def with_nonce(
     plan: ServePlan,
     nonce: str,
@@ -143,7 +148,7 @@ def with_nonce(
     names, drain = (name,), ()
     if prod_grace_s is not None:
         names = (plan.served_model, name)
-        drain = ("--shutdown-timeout", str(int(PROD_DRAIN * prod_grace_s)))
+        drain = ("--shutdown-timeout", str(drain_s(prod_grace_s)))
     argv = (*plan.argv[:at], *names, *plan.argv[at + 1 :], *drain)
     seen = ATTEST if plan.container else str(attest_dir)
     return argv, {**plan.env, **(secrets or {}), NONCE_VARIABLE: nonce, ATTEST_VARIABLE: seen}, name

@@ -19,7 +19,8 @@ from orchestrator.boot import check_port
 from orchestrator.engines import Server
 from orchestrator.engines.process import is_first, processes_of
 from orchestrator.errors import BootError, OrchestratorError, UsageError
-from orchestrator.plan import masked, secrets_of, with_nonce
+from orchestrator.labels import counted
+from orchestrator.plan import drain_s, masked, secrets_of, with_nonce
 from orchestrator.progress import Progress, span
 from orchestrator.slot import Slot
 
@@ -209,6 +210,18 @@ def end(prod: Slot) -> None:
             with contextlib.suppress(APIError):  # gone, or not to be stopped: `reap` removes it the hard way
                 daemon.patiently(lambda c=container: c.stop(timeout=round(grace_s)), prod.engine.kind, socket)
     engines.reap(prod.engine.kind, socket, prod.nonce)
+
+
+def ended(prod: Slot) -> str:
+    """End the server; returns what became of its requests. vLLM itself does not say which of them it cut."""
+    count, began_s = probe.requests_in_flight(prod.base_url), time.monotonic()
+    end(prod)
+    took_s = time.monotonic() - began_s
+    if count is None:
+        return f"stop: {prod.plan.variant} did not say how many requests it served, and ended after {took_s:.1f} s"
+    given = f", given {drain_s(prod.engine.stop_grace_s)} s to end and cut after that" if count else ""
+    served = counted(count, "request") if count else "no request"
+    return f"stop: {prod.plan.variant} served {served}{given}; it ended after {took_s:.1f} s"
 
 
 def keep_up(prod: Slot) -> None:

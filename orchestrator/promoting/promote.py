@@ -164,7 +164,7 @@ def _try(p: Promotion, state: Path, cache: Path, progress: Progress, now: bool) 
         p = promotion.advanced(state, p, "stopping", stopped_utc=_now())
         slot.open_displacement(state, box, p.what)
         with progress.stage(f"stop prod ({p.previous.plan.variant})"):
-            prod_server.end(p.previous)
+            p = replace(p, checks=(prod_server.ended(p.previous),))
     devices.require_clear(p.candidate.box)
     p = promotion.advanced(state, p, "booting")
 
@@ -176,7 +176,8 @@ def _try(p: Promotion, state: Path, cache: Path, progress: Progress, now: bool) 
     candidate = replace(candidate, since_utc=candidate.healthy_utc)
     p = replace(p, candidate=candidate, gap_s=_since(p.stopped_utc))
     p = promotion.advanced(state, p, "checking")
-    return replace(p, checks=canary.check(candidate, server, p.target.canary, before, state, cache, progress))
+    proven = canary.check(candidate, server, p.target.canary, before, state, cache, progress)
+    return replace(p, checks=(*p.checks, *proven))
 
 
 def _forward(p: Promotion, state: Path, progress: Progress) -> Entry:
