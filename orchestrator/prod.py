@@ -255,7 +255,7 @@ def _rolled_back(prod: Slot, state: Path, places: Places, progress: Progress) ->
     if before is None or tried or promotion.path_of(state, prod.box.name).exists():
         why = "a rollback was tried" if before else "nothing served before it"
         raise promote.Refused(f"prod of box {prod.box.name} is not rolled back: {why}; a person has to look")
-    found = candidate.served_before(before, entries, prod)
+    found = candidate.served_before(before, entries, prod, prod.box.canary_margin)
     new = promote.begun("rollback", found, prod, "", str(places.tracking))
     entry = promote.conduct(new, state, places.cache, progress)
     now = slot.load(state, prod.box.name)

@@ -107,9 +107,14 @@ def of_ab(directory: Path, entry: Entry, machine: Machine, current: Slot | None)
     return Candidate(target, tuple(objections), tuple(notes))
 
 
-def served_before(chosen: promotions.Entry, entries: Sequence[promotions.Entry], current: Slot | None) -> Candidate:
-    """The target of an entry of the ledger. Raises UsageError where it cannot be started any more."""
+def served_before(
+    chosen: promotions.Entry, entries: Sequence[promotions.Entry], current: Slot | None, margin: float
+) -> Candidate:
+    """The target of an entry of the ledger, with a canary of this margin at least. Raises UsageError where it cannot be
+    started any more."""
     target = promotions.with_numbers(chosen.target, entries)
+    if target.canary is not None:
+        target = replace(target, canary=canary.with_margin(target.canary, margin))
     _require_servable(target.plan)
     objections = [f"checkpoint: {target.plan.checkpoint.path}: {damage}"] if (damage := _damage(target.plan)) else []
     if current is not None and current.plan.port != target.plan.port:

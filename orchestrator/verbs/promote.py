@@ -58,7 +58,8 @@ def rollback(options: Options) -> int:
             chosen = promotions.numbered(entries, int(options.to), box)
         elif (chosen := promotions.predecessor(entries)) is None:
             raise UsageError(f"nothing served on box {box} before what serves now; `prod history` shows what did")
-        _conduct("rollback", candidate.served_before(chosen, entries, current), current, machine, options)
+        found = candidate.served_before(chosen, entries, current, machine.box.canary_margin)
+        _conduct("rollback", found, current, machine, options)
     return 0
 
 
