@@ -26,7 +26,6 @@ from tests.prod.killing import ACTS, RESTORING, forked, kill_after, title, was_k
 
 ALL = (*ACTS, *RESTORING)
 MARGIN = 3.0  # what is killed is not measured: a canary that fails on a busy machine would be another test
-SHORT = {"max_tokens": 8}
 GRACE_S = 4.0  # nobody asks for anything, and vLLM's worker would take 15 s to end by itself
 
 
@@ -42,7 +41,6 @@ def hurried(target: Target) -> Target:
 def main(root: Path, port: int, chosen: list[int]) -> None:
     site = Site(root, port)
     mlflow_store.connect(site.tracking)  # imports MLflow
-    canary.SMOKE = canary.SMOKE | SHORT
     canary.TRIES = 1
     targets = [hurried(target) for target in site.targets(MARGIN).values()]
     for number in chosen or range(1, len(ALL) + 1):
