@@ -147,10 +147,17 @@ def load_group(nibbles, plane, place, keep, GROUP: tl.constexpr, BITS: tl.conste
     place int [n]: index of (group, output); keep bool [n, 1]: others are read as code 0.
     """
     half = tl.arange(0, GROUP // 2)
-    word = tl.load(nibbles + place[:, None] * (GROUP // 2) + half[None, :], mask=keep, other=0)
+    word = tl.load(
+        nibbles + place[:, None] * (GROUP // 2) + half[None, :], mask=keep, other=0, eviction_policy="evict_first"
+    )
     fifth = word
     if BITS == 5:
-        fifth = tl.load(plane + place[:, None] * (GROUP // 8) + half[None, :] % (GROUP // 8), mask=keep, other=0)
+        fifth = tl.load(
+            plane + place[:, None] * (GROUP // 8) + half[None, :] % (GROUP // 8),
+            mask=keep,
+            other=0,
+            eviction_policy="evict_first",
+        )
     return word, fifth
 
 
