@@ -118,12 +118,19 @@ def test_splitting_zero_points_spills_nothing() -> None:
 def test_the_producer_rotates_with_wmma_and_spills_nothing(int8: bool, encode: bool) -> None:
     constants = {
         "GROUP": 128, "INT8": int8, "OPERAND": tl.bfloat16, "ENCODE": encode, "PEAKS": not encode, "FUSED": True,
-        "BLOCK_M": producer.HIP_ROWS, "STAGES": 1,
+        "HARDWARE": False, "BLOCK_M": producer.HIP_ROWS, "STAGES": 1,
     }  # fmt: skip
     assembly = compiled(producer.group_kernel, constants, 8, 1, {"codes": "*i8" if encode else "*i16"})
     assert WMMA["bf16"] in assembly
 
 
 def test_encoding_parked_rows_spills_nothing() -> None:
-    constants = {"GROUP": 128, "GROUPS": 64, "INT8": False, "FUSED": True, "BLOCK_M": producer.TOKEN_ROWS}
+    constants = {
+        "GROUP": 128,
+        "GROUPS": 64,
+        "INT8": False,
+        "FUSED": True,
+        "HARDWARE": False,
+        "BLOCK_M": producer.TOKEN_ROWS,
+    }
     compiled(producer.token_kernel, constants, 4, 1)

@@ -13,7 +13,8 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from paroquant_gfx1201.errors import PluginError
-from paroquant_gfx1201.kernels.triton.producer import QuantizedRows, encode_e4m3, round_bfloat16, widened
+from paroquant_gfx1201.kernels.triton.encoding import encode_e4m3, round_bfloat16
+from paroquant_gfx1201.kernels.triton.producer import QuantizedRows, widened
 from paroquant_gfx1201.kernels.triton.weights import (
     PackedWeight,
     half_groups,

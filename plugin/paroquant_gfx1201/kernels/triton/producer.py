@@ -17,7 +17,8 @@ import triton
 import triton.language as tl
 
 from paroquant_gfx1201.errors import PluginError
-from paroquant_gfx1201.kernels.triton.weights import INTERPRETED, operand, processors
+from paroquant_gfx1201.kernels.triton.encoding import encode, round_bfloat16, scale_of, steps_of
+from paroquant_gfx1201.kernels.triton.weights import INTERPRETED, inline_ptx, operand, processors
 
 TERMS = 3
 ELEMENTS = {"int8": torch.int8, "e4m3": torch.float8_e4m3fn, "bf16": torch.bfloat16}
@@ -56,83 +57,6 @@ def split_rotation(matrices: torch.Tensor) -> torch.Tensor:
 
 
 @triton.jit
-def round_bfloat16(value):
-    """Bits (0..65535) of the bf16 nearest to a finite f32, ties to even."""
-    bits = value.to(tl.int32, bitcast=True)
-    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16) & 0xFFFF
-
-
-@triton.jit
-def encode_int8(step):
-    """Byte and value of the nearest integer, ties to even, clamped to +-127."""
-    # Adding 1.5 * 2^23 leaves no fraction bits, so the f32 addition itself rounds half to even.
-    whole = ((step + 12582912.0) - 12582912.0).to(tl.int32)
-    whole = tl.minimum(tl.maximum(whole, -127), 127)
-    return whole, whole
-
-
-@triton.jit
-def encode_e4m3(step):
-    """Byte of the nearest e4m3 (OCP, finite), ties to even, clamped to +-448, no -0; and its value * 512."""
-    bits = step.to(tl.int32, bitcast=True)
-    magnitude = tl.minimum(bits & 0x7FFFFFFF, 0x43E00000)
-    normal = ((magnitude + 0x7FFFF + ((magnitude >> 20) & 1)) >> 20) - (120 << 3)
-    # 2^14 has an ulp of 2^-9, e4m3's subnormal step.
-    small = (magnitude.to(tl.float32, bitcast=True) + 16384.0).to(tl.int32, bitcast=True) & 0xF
-    byte = tl.where(magnitude < 0x3C800000, small, normal)
-    exponent = byte >> 3
-    value = tl.where(exponent == 0, byte, (8 + (byte & 7)) << tl.maximum(exponent - 1, 0))
-    negative = bits < 0
-    return byte | ((negative & (byte != 0)).to(tl.int32) << 7), tl.where(negative, -value, value)
-
-
-@triton.jit
-def encode(step, INT8: tl.constexpr):
-    """Codes as bytes (int32), and the f32 sum of each row's codes."""
-    if INT8:
-        byte, value = encode_int8(step)
-        sums = tl.sum(value, 1).to(tl.float32)
-    else:
-        byte, value = encode_e4m3(step)
-        sums = tl.sum(value, 1).to(tl.float32) * 0.001953125
-    return byte, sums
-
-
-@triton.jit
-def scale_of(peak, INT8: tl.constexpr):
-    """amax / 127 correctly rounded, or amax times f32(1 / 448)."""
-    # Triton compiles only the branch taken, which a conditional expression does not promise.
-    if INT8:  # noqa: SIM108
-        scale = tl.div_rn(peak, tl.full(peak.shape, 127.0, tl.float32))
-    else:
-        scale = peak * 0.0022321429569274187
-    return scale
-
-
-@triton.jit
-def steps_of(rotated, peak, scale, FUSED: tl.constexpr):
-    """rotated / scale, rounded correctly; rotated itself for a row of scale 0.
-
-    FUSED: by the rounded reciprocal and one corrected product (Markstein, 1990), which is the correctly rounded
-    quotient where nothing underflows. A power of two brings the row's peak to 1..2 first; what still underflows is
-    smaller than half of the smallest code.
-    """
-    if FUSED:
-        exponent = (peak.to(tl.int32, bitcast=True) >> 23) & 0xFF
-        power = (tl.maximum(254 - exponent, 1) << 23).to(tl.float32, bitcast=True)
-        divisor = tl.where(scale > 0, scale * power, 1.0)
-        inverse = tl.div_rn(tl.full(divisor.shape, 1.0, tl.float32), divisor)[:, None]
-        scaled = rotated * power[:, None]
-        quotient = scaled * inverse
-        rest = tl.fma(-quotient, tl.broadcast_to(divisor[:, None], scaled.shape), scaled)
-        steps = tl.fma(rest, tl.broadcast_to(inverse, scaled.shape), quotient)
-    else:
-        divisor = tl.where(scale > 0, scale, 1.0)
-        steps = tl.div_rn(rotated, tl.broadcast_to(divisor[:, None], rotated.shape))
-    return steps
-
-
-@triton.jit
 def widened(tile, OPERAND: tl.constexpr):
     """A bf16 tile as what the product multiplies; through its bits, as the interpreter's cast loses subnormals."""
     if tl.float32 == OPERAND:
@@ -167,6 +91,7 @@ def group_kernel(
     ENCODE: tl.constexpr,
     PEAKS: tl.constexpr,
     FUSED: tl.constexpr,
+    HARDWARE: tl.constexpr,
     BLOCK_M: tl.constexpr,
     STAGES: tl.constexpr,
 ):
@@ -191,8 +116,8 @@ def group_kernel(
         if ENCODE:
             peak = tl.max(tl.abs(rotated), 1)
             scale = scale_of(peak, INT8)
-            byte, sums = encode(steps_of(rotated, peak, scale, FUSED), INT8)
-            tl.store(target, byte.to(tl.int8), mask=live[:, None])
+            byte, sums = encode(steps_of(rotated, peak, scale, FUSED), INT8, HARDWARE)
+            tl.store(target, byte, mask=live[:, None])
             tl.store(scales + index * M + rows, scale, mask=live)
             tl.store(row_sums + index * M + rows, sums, mask=live)
         else:
@@ -218,6 +143,7 @@ def token_kernel(
     GROUPS: tl.constexpr,
     INT8: tl.constexpr,
     FUSED: tl.constexpr,
+    HARDWARE: tl.constexpr,
     BLOCK_M: tl.constexpr,
 ):
     """One group of a block of rows, parked as bf16: the scale is that of the peaks of all groups. GROUPS >= G."""
@@ -232,8 +158,8 @@ def token_kernel(
     part = peaks + (rotation * groups + every)[:, None] * M + rows[None, :]
     peak = tl.max(tl.load(part, mask=(every < groups)[:, None] & live[None, :], other=0.0), 0)
     scale = scale_of(peak, INT8)
-    byte, sums = encode(steps_of((bits << 16).to(tl.float32, bitcast=True), peak, scale, FUSED), INT8)
-    tl.store(codes + line, byte.to(tl.int8), mask=live[:, None])
+    byte, sums = encode(steps_of((bits << 16).to(tl.float32, bitcast=True), peak, scale, FUSED), INT8, HARDWARE)
+    tl.store(codes + line, byte, mask=live[:, None])
     tl.store(row_sums + index * M + rows, sums, mask=live)
     if group == 0:
         tl.store(scales + rotation * M + rows, scale, mask=live)
@@ -300,13 +226,13 @@ def quantize_rows(
     group_kernel[(groups * rotations, triton.cdiv(blocks, per_program))](
         x, terms, rotated.view(torch.int16 if rotated.dtype == torch.bfloat16 else torch.int8), factors, row_sums,
         count, inputs, per_program, GROUP=size, INT8=element == "int8", OPERAND=operand(x.dtype),
-        ENCODE=rotated.dtype != torch.bfloat16, PEAKS=by_token, FUSED=not INTERPRETED, BLOCK_M=tiles.rows,
-        STAGES=tiles.stages, num_warps=tiles.warps,
+        ENCODE=rotated.dtype != torch.bfloat16, PEAKS=by_token, FUSED=not INTERPRETED, HARDWARE=inline_ptx(x.device),
+        BLOCK_M=tiles.rows, STAGES=tiles.stages, num_warps=tiles.warps,
     )  # fmt: skip
     if by_token:
         token_kernel[(triton.cdiv(count, TOKEN_ROWS), groups * rotations)](
             rotated.view(torch.int16), factors, codes.view(torch.int8), scales, row_sums, count, inputs,
             GROUP=size, GROUPS=triton.next_power_of_2(groups), INT8=element == "int8", FUSED=not INTERPRETED,
-            BLOCK_M=TOKEN_ROWS, num_warps=4,
+            HARDWARE=inline_ptx(x.device), BLOCK_M=TOKEN_ROWS, num_warps=4,
         )  # fmt: skip
     return QuantizedRows(codes, scales, row_sums)

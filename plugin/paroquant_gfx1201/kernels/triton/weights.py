@@ -254,7 +254,7 @@ def processors(device: torch.device) -> int:
 
 
 def inline_ptx(device: torch.device) -> bool:
-    """Whether kernels on ``device`` take the hand-written unpacking."""
+    """Whether kernels on ``device`` take the hand-written unpacking, and CUDA's conversion to e4m3."""
     return (
         device.type == "cuda" and torch.version.cuda is not None and torch.cuda.get_device_capability(device) >= (9, 0)
     )
