@@ -18,7 +18,7 @@ FLOAT32_BOUND = 2e-6
 FP8_BOUND = 1e-4
 """Of e4m3 rows where they are multiplied as such: Hopper's fp8 unit adds the products of a group with 14 bits or so."""
 BFLOAT16_BOUND = 1.7e-3
-BFLOAT16_BOUND_OF_FEW = 2.0**-9
+BFLOAT16_BOUND_OF_FEW = 2.0**-8
 """The most that rounding to bf16 can give; the mean over a few hundred outputs may be above 1.7e-3."""
 ROWS = (1, 5, 8, 17, 40, 64, 200)
 CUDA = torch.device("cuda")

@@ -65,10 +65,15 @@ def widened(tile, OPERAND: tl.constexpr):
 
 
 @triton.jit
-def rotated_tile(x, rows, live, K, group, first, second, third, GROUP: tl.constexpr, OPERAND: tl.constexpr):
-    """f32 [rows, g]: the smallest term is summed first."""
+def load_tile(x, rows, live, K, group, GROUP: tl.constexpr):
+    """bf16 [rows, g]."""
     channel = tl.arange(0, GROUP)
-    tile = tl.load(x + rows[:, None] * K + group * GROUP + channel[None, :], mask=live[:, None], other=0.0)
+    return tl.load(x + rows[:, None] * K + group * GROUP + channel[None, :], mask=live[:, None], other=0.0)
+
+
+@triton.jit
+def rotated_tile(tile, first, second, third, OPERAND: tl.constexpr):
+    """f32 [rows, g]: the smallest term is summed first."""
     tile = widened(tile, OPERAND)
     total = tl.dot(tile, tl.trans(widened(third, OPERAND)), input_precision="ieee")
     total = tl.dot(tile, tl.trans(widened(second, OPERAND)), acc=total, input_precision="ieee")
@@ -108,10 +113,17 @@ def group_kernel(
     first, second = tl.load(square), tl.load(square + GROUP * GROUP)
     third = tl.load(square + 2 * GROUP * GROUP)
     start = tl.program_id(1) * blocks_per_program
-    for block in tl.range(start, min(start + blocks_per_program, tl.cdiv(M, BLOCK_M)), num_stages=STAGES):
+    end = min(start + blocks_per_program, tl.cdiv(M, BLOCK_M))
+    rows = start * BLOCK_M + tl.arange(0, BLOCK_M)
+    tile = load_tile(x, rows, rows < M, K, group, GROUP)
+    for block in tl.range(start, end, num_stages=STAGES):
         rows = block * BLOCK_M + tl.arange(0, BLOCK_M)
         live = rows < M
-        rotated = rotated_tile(x, rows, live, K, group, first, second, third, GROUP, OPERAND)
+        # The next block's rows are under way while this one's are rotated and encoded.
+        ahead = rows + BLOCK_M
+        following = load_tile(x, ahead, (ahead < M) & (ahead < end * BLOCK_M), K, group, GROUP)
+        rotated = rotated_tile(tile, first, second, third, OPERAND)
+        tile = following
         target = codes + (rotation * M + rows)[:, None].to(tl.int64) * K + group * GROUP + channel[None, :]
         if ENCODE:
             peak = tl.max(tl.abs(rotated), 1)
