@@ -93,7 +93,6 @@ def multiply_partition(
     fragment: gl.constexpr = fragment_layout(BLOCK_N, WARPS)
     row_layout: gl.constexpr = gl.SliceLayout(0, sums_of)
     column_layout: gl.constexpr = gl.SliceLayout(1, sums_of)
-
     line_layout: gl.constexpr = gl.BlockedLayout([8, 1], [BLOCK_N // 8, 256 // BLOCK_N], [1, WARPS], [0, 1])
 
     begin, end = share(N, groups, BLOCK_N)
@@ -126,8 +125,8 @@ def multiply_partition(
             if not INTEGER:
                 low = low.to(gl.float8e4nv, bitcast=True)
                 high = high.to(gl.float8e4nv, bitcast=True)
-            both = gl.join(low, high).permute(0, 2, 1).reshape([BLOCK_N, 128])
-            both = gl.convert_layout(both, operand)
+            # A thread's registers in another order, which costs nothing.
+            both = gl.convert_layout(gl.join(low, high).permute(0, 2, 1).reshape([BLOCK_N, 128]), operand)
             dots = warpgroup_mma(both, rows.index(slot).permute((1, 0)), none, use_acc=False, is_async=True)
             scale = (step & 0xFFFF).to(gl.int16).to(gl.float16, bitcast=True).to(gl.float32)
             zero = (step >> 16).to(gl.float32)

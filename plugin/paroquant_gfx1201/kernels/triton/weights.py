@@ -147,6 +147,7 @@ def load_group(nibbles, plane, place, keep, GROUP: tl.constexpr, BITS: tl.conste
     place int [n]: index of (group, output); keep bool [n, 1]: others are read as code 0.
     """
     half = tl.arange(0, GROUP // 2)
+    # Read once: what else is in the L2 is worth more.
     word = tl.load(
         nibbles + place[:, None] * (GROUP // 2) + half[None, :], mask=keep, other=0, eviction_policy="evict_first"
     )
