@@ -1,13 +1,14 @@
 """The Triton kernels on an NVIDIA card: correctness first, then times. Written for an H200.
 
-    python benchmarks/kernels_h200.py RESULT.json
+    python -m benchmarks.kernels_h200 RESULT.json
 
 Needs torch for CUDA, Triton, and gemlite (pure Python) for the comparison. Correctness: codes, scales and row sums of
 the producers bit for bit against the reference on the CPU, GEMMs against float64 of the same codes. A failed check ends
 the run before anything is timed. The checks are spread over processes, as most of their time is Triton's compiler.
 Times: CUDA events around one call, a 512 MiB write between calls so that the L2 is cold, median and quartiles of
-REPEATS calls. bf16 torch.matmul and a device-to-device copy are measured in the same run. No time is corrected for
-the launch: ``launch_us`` is what an almost empty kernel takes by the same method.
+REPEATS calls. What the L2 holds is then written lines, which the call pays for writing back: ``clean_us`` is the median
+after a read of the same size. bf16 torch.matmul and a device-to-device copy are measured in the same run. No time is
+corrected for the launch: ``launch_us`` is what an almost empty kernel takes by the same method.
 """
 
 from __future__ import annotations
@@ -22,142 +23,26 @@ from pathlib import Path
 import torch
 import triton
 
-from paroquant_gfx1201 import reference, rotation
+from benchmarks.kernel_checks import (
+    CUDA,
+    check_gemms,
+    check_producers,
+    check_real_rotation,
+    random_rows,
+    random_weight,
+    relative,
+)
 from paroquant_gfx1201.kernels.triton import decode, prefill, producer, weights
 from paroquant_gfx1201.kernels.triton.linear import multiply
-from paroquant_gfx1201.modes import Band
 
 INPUTS, OUTPUTS, GROUP = 5120, 17408, 128
 REPEATS = 50
 FLUSH_BYTES = 1 << 29
-FLOAT32_BOUND = 2e-6
-FP8_BOUND = 1e-4
-"""Of e4m3 rows in prefill: Hopper's fp8 unit adds the products of a group with 14 bits or so."""
-BFLOAT16_BOUND = 1.7e-3
-BFLOAT16_BOUND_OF_FEW = 2.0**-9
-"""The most that rounding to bf16 can give; the mean over a few hundred outputs may be above 1.7e-3."""
 PEERS = {"A16W4": "A16W4_HQQ_INT", "A8W4": "A8W4_HQQ_INT_dynamic"}
 PEER_ROWS = (1, 8, 64, 2048)
-ROWS = (1, 5, 8, 17, 40, 64, 200)
 PROCESSES = 16
 PRODUCER_SHAPES = [(128, 128), (576, 64), (5120, 128), (8704, 128), (17408, 128)]
-GEMM_SHAPES = [(576, 64, 224), (5120, 128, 17408)]
-CUDA = torch.device("cuda")
-
-
-def signed_permutations(rotations: int, groups: int, size: int) -> torch.Tensor:
-    """f32 [P, G, g, g]: quarter turns with power-of-two channel scales; any order of their sums is exact."""
-    order = torch.rand(rotations, groups, size).argsort(-1)
-    values = (torch.randint(0, 2, order.shape) * 2.0 - 1) * 2.0 ** torch.randint(-2, 3, order.shape)
-    return torch.zeros(rotations, groups, size, size).scatter(-1, order.unsqueeze(-1), values.unsqueeze(-1))
-
-
-def adversarial_rows(count: int, inputs: int) -> torch.Tensor:
-    """bf16 [count, inputs], in turn: random, zeros, subnormals, int8 ties, a range of 2^60, one spike."""
-    x = torch.randn(count, inputs)
-    ramp = torch.arange(inputs)
-    x[1::6] = 0.0
-    x[2::6] *= 1e-39
-    x[3::6] = (ramp % 255 - 127) * torch.where(ramp % 2 == 0, 0.5, 1.0)
-    x[4::6] = 2.0 ** (ramp % 60 - 40).float()
-    x[5::6] *= 1e-4
-    x[5::6, 7] = 3e4
-    return x.bfloat16()
-
-
-def as_reference(rows: producer.QuantizedRows) -> reference.Activations:
-    """The rows in the reference's layout, on the CPU."""
-    codes = rows.codes.cpu().float().unflatten(1, (len(rows.row_sums), -1)).transpose(0, 1)
-    scales = rows.scales.cpu().unsqueeze(-1) if len(rows.scales) else torch.ones(1, len(rows.codes), 1)
-    return reference.Activations(codes, scales, rows.row_sums.cpu())
-
-
-def check_producers(case: tuple[tuple[int, int], int]) -> dict[str, int]:
-    """Number of launches and codes compared. Raises AssertionError at the first difference."""
-    (inputs, size), rotations = case
-    launches = values = 0
-    matrices = signed_permutations(rotations, inputs // size, size)
-    terms = producer.split_rotation(matrices).to(CUDA)
-    for count in ROWS:
-        x = adversarial_rows(count, inputs)
-        rotated = rotation.rotate_groups(x.float(), matrices)
-        for element, granularity in itertools.product(("int8", "e4m3"), ("group", "token")):
-            expected = reference.quantize_activations(rotated.clone(), Band(element, granularity, "loop"))
-            actual = producer.quantize_rows(x.to(CUDA), terms, element, granularity)
-            for index in range(rotations):
-                part, whole = as_reference(actual.of(index)), expected.of(index)
-                where = f"{element} per {granularity}, K={inputs} M={count} P={rotations}"
-                assert torch.equal(part.codes, whole.codes), f"codes differ: {where}"
-                assert torch.equal(part.scales, whole.scales), f"scales differ: {where}"
-                assert torch.equal(part.row_sums, whole.row_sums), f"row sums differ: {where}"
-            launches += 1
-            values += part.codes.numel() * rotations
-    return {"launches": launches, "codes": values}
-
-
-def check_real_rotation() -> dict[str, float]:
-    """Random orthogonal matrices, where the order of f32 sums matters: how many codes differ, and by how much."""
-    matrices = torch.linalg.qr(torch.randn(1, INPUTS // GROUP, GROUP, GROUP))[0]
-    x = torch.randn(512, INPUTS).bfloat16()
-    actual = as_reference(producer.quantize_rows(x.to(CUDA), producer.split_rotation(matrices).to(CUDA), "int8").of(0))
-    rotated = rotation.rotate_groups(x.float(), matrices)
-    expected = reference.quantize_activations(rotated, Band("int8", "group", "loop")).of(0)
-    difference = (actual.codes - expected.codes).abs()
-    assert difference.max() <= 1, "a code is off by more than one"
-    return {"codes": difference.numel(), "off_by_one": int(difference.sum())}
-
-
-def random_weight(inputs: int, size: int, outputs: int, bits: int) -> tuple[weights.PackedWeight, torch.Tensor]:
-    """A packed weight on the card and the same in float64 [K, N]."""
-    codes = torch.randint(0, 1 << bits, (inputs, outputs), dtype=torch.uint8, device=CUDA)
-    zeros = torch.randint(0, 1 << bits, (inputs // size, outputs), dtype=torch.uint8, device=CUDA)
-    scales = (torch.rand(inputs // size, outputs, device=CUDA) * 0.01 + 0.001).half()
-    centred = codes.double() - zeros.double().repeat_interleave(size, 0)
-    exact = centred * scales.double().repeat_interleave(size, 0)
-    return weights.pack_codes(codes, zeros, scales, bits), exact
-
-
-def random_rows(count: int, inputs: int, size: int, element: str, granularity: str) -> producer.QuantizedRows:
-    """Rows of random activations under a random orthogonal rotation."""
-    matrices = torch.linalg.qr(torch.randn(1, inputs // size, size, size, device=CUDA))[0]
-    x = (torch.randn(count, inputs, device=CUDA) * 2.0 ** torch.randn(count, 1, device=CUDA)).bfloat16()
-    return producer.quantize_rows(x, producer.split_rotation(matrices), element, granularity).of(0)
-
-
-def relative(y: torch.Tensor, expected: torch.Tensor) -> float:
-    """Frobenius norm of the difference over that of ``expected`` f64."""
-    return ((y.double() - expected).norm() / expected.norm()).item()
-
-
-def check_gemms(case: tuple[tuple[int, int, int], int, tuple[str, str]]) -> dict[str, float]:
-    """Path to its largest relative error, with f32 and with bf16 outputs. NaN is above every bound.
-
-    Raises AssertionError for an error above the bound.
-    """
-    (inputs, size, outputs), bits, (element, granularity) = case
-    worst: dict[str, float] = {}
-    packed, exact = random_weight(inputs, size, outputs, bits)
-    for count in ROWS:
-        rows = random_rows(count, inputs, size, element, granularity)
-        values = rows.codes.double()
-        if rows.granularity != "none":
-            by_group = values.unflatten(1, (packed.groups, -1)) * rows.scales.double().T.unsqueeze(-1)
-            values = by_group.flatten(1)
-        expected = values @ exact
-        bands = [("prefill", prefill.prefill)]
-        if count <= decode.MAX_ROWS and granularity == "group":
-            bands.append(("decode", decode.decode))
-        for (band, kernel), dtype in itertools.product(bands, (torch.float32, torch.bfloat16)):
-            error = relative(kernel(rows, packed, dtype), expected)
-            path = f"{band} int{bits} x {element}" + (f" per {granularity}" if element != "bf16" else "")
-            path += f", {str(dtype)[6:]} outputs"
-            if dtype == torch.bfloat16:
-                bound = BFLOAT16_BOUND if expected.numel() > 10_000 else BFLOAT16_BOUND_OF_FEW
-            else:
-                bound = FP8_BOUND if band == "prefill" and element == "e4m3" else FLOAT32_BOUND
-            assert error <= bound, f"{path}, K={inputs} N={outputs} M={count}: relative error {error:.2e}"
-            worst[path] = max(worst.get(path, 0.0), error)
-    return worst
+GEMM_SHAPES = [(576, 64, 224), (640, 128, 48), (5120, 128, 17408)]
 
 
 def prepare_check() -> None:
@@ -183,13 +68,16 @@ def check() -> dict[str, object]:
     return {"producers": total, "real_rotation": check_real_rotation(), "gemms": worst}
 
 
-def timed(call: Callable[[], object], flush: torch.Tensor) -> dict[str, float]:
-    """Median and quartiles in microseconds."""
+def timed(call: Callable[[], object], flush: torch.Tensor, clean: bool = False) -> dict[str, float]:
+    """Median and quartiles in microseconds; where ``clean``, after a read in place of a write."""
     for _ in range(3):
         call()
     pairs = []
     for _ in range(REPEATS):
-        flush.zero_()
+        if clean:
+            flush.view(torch.int64).max()
+        else:
+            flush.zero_()
         # The host, which may take longer for a call than the device, is a millisecond ahead.
         torch.cuda._sleep(2_000_000)
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
@@ -201,6 +89,11 @@ def timed(call: Callable[[], object], flush: torch.Tensor) -> dict[str, float]:
     times = torch.tensor([start.elapsed_time(end) * 1e3 for start, end in pairs], dtype=torch.float64)
     low, median, high = times.quantile(torch.tensor([0.25, 0.5, 0.75], dtype=torch.float64)).tolist()
     return {"us": median, "q1_us": low, "q3_us": high}
+
+
+def timed_both(call: Callable[[], object], flush: torch.Tensor) -> dict[str, float]:
+    """``timed``, and ``clean_us``."""
+    return timed(call, flush) | {"clean_us": timed(call, flush, clean=True)["us"]}
 
 
 def measure() -> dict[str, object]:
@@ -217,13 +110,13 @@ def measure() -> dict[str, object]:
     peer = {}
     for count in (1, 8, 64, 2048):
         x = torch.randn(count, INPUTS, device=CUDA).bfloat16()
-        peer[count] = timed(lambda x=x: x @ dense.T, flush)
+        peer[count] = timed_both(lambda x=x: x @ dense.T, flush)
         cells.append({"kernel": "torch.matmul bf16", "M": count, **peer[count]})
     for bits in (4, 5):
         packed, _ = random_weight(INPUTS, GROUP, OUTPUTS, bits)
         for element, count in itertools.product(("int8", "e4m3", "bf16"), (1, 8, 64)):
             rows = random_rows(count, INPUTS, GROUP, element, "group")
-            time = timed(lambda rows=rows, packed=packed: decode.decode(rows, packed), flush)
+            time = timed_both(lambda rows=rows, packed=packed: decode.decode(rows, packed), flush)
             moved = packed.nbytes + rows.codes.nbytes + rows.scales.nbytes + rows.row_sums.nbytes + 2 * count * OUTPUTS
             cells.append(cell(f"decode int{bits} x {element}", count, time, moved, copy, peer[count]))
         modes = [("int8", "group"), ("int8", "token"), ("e4m3", "group"), ("e4m3", "token"), ("bf16", "group")]
@@ -236,7 +129,7 @@ def measure() -> dict[str, object]:
         matrices = torch.linalg.qr(torch.randn(rotations, INPUTS // GROUP, GROUP, GROUP, device=CUDA))[0]
         terms = producer.split_rotation(matrices)
         modes = [("int8", "group"), ("e4m3", "group"), ("bf16", "group"), ("int8", "token"), ("e4m3", "token")]
-        for (element, granularity), count in itertools.product(modes, (1, 64, 2048)):
+        for (element, granularity), count in itertools.product(modes, (1, 64, 2048, 16384)):
             x = torch.randn(count, INPUTS, device=CUDA).bfloat16()
             made = producer.quantize_rows(x, terms, element, granularity)
             moved = x.nbytes + terms.nbytes + made.codes.nbytes + made.scales.nbytes + made.row_sums.nbytes
@@ -322,6 +215,8 @@ def cell(
         row |= {"bytes": moved, "of_copy": moved / time["us"] / 1e6 / copy["tb_per_s"]}
     if peer is not None:
         row["over_bf16"] = peer["us"] / time["us"]
+        if "clean_us" in time:
+            row["clean_over_bf16"] = peer["clean_us"] / time["clean_us"]
     return row
 
 
@@ -338,7 +233,9 @@ def main(path: Path) -> None:
         of_copy = f"{row['of_copy']:.1%}" if "of_copy" in row else ""
         ratio = f"{row['over_bf16']:.2f}" if "over_bf16" in row else ""
         spread = f"{row['us']:.1f} ({row['q1_us']:.1f} to {row['q3_us']:.1f})"
-        print(f"| {row['kernel']} | {row['M']} | {spread} | {of_copy} | {ratio} |")
+        clean = f"{row['clean_us']:.1f}" if "clean_us" in row else ""
+        clean_ratio = f"{row['clean_over_bf16']:.2f}" if "clean_over_bf16" in row else ""
+        print(f"| {row['kernel']} | {row['M']} | {spread} | {of_copy} | {ratio} | {clean} | {clean_ratio} |")
     for row in report["peer"]:
         print(row)
 

@@ -14,7 +14,7 @@ import triton.language as tl  # noqa: E402
 from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 
-from paroquant_gfx1201.kernels.triton import decode, prefill, producer, weights  # noqa: E402
+from paroquant_gfx1201.kernels.triton import decode, decode_tiles, prefill, producer, weights  # noqa: E402
 
 pytestmark = pytest.mark.skipif(weights.INTERPRETED, reason="Triton interprets kernels in this process")
 
@@ -70,7 +70,7 @@ def compiled(kernel, constants: dict[str, object], warps: int, stages: int, type
 @pytest.mark.parametrize("rows", list(ROWS))
 @pytest.mark.parametrize(("bits", "count"), [(4, 16), (5, 64)])
 def test_decode_multiplies_with_wmma_and_spills_nothing(rows: str, bits: int, count: int) -> None:
-    tiles = decode.hip_tiles(count)
+    tiles = decode_tiles.hip_tiles(count)
     constants = {
         "GROUP": 128, "BITS": bits, "OPERAND": ROWS[rows], "SCALED": rows != "bf16", "BLOCK_M": count,
         "BLOCK_N": tiles.outputs, "SPLITS": tiles.programs, "STAGES": tiles.stages, "TOGETHER": tiles.together,
@@ -86,13 +86,15 @@ def test_decode_multiplies_with_wmma_and_spills_nothing(rows: str, bits: int, co
 def test_prefill_multiplies_rows_in_their_own_type_and_spills_nothing(rows: str, bits: int, scales: int) -> None:
     tiles = prefill.HIP_TILES
     constants = {
-        "GROUP": 128, "BITS": bits, "CENTRED": (rows, bits) != ("fp8e4nv", 5), "WIDE": ROWS[rows], "SCALES": scales,
-        "BLOCK_M": tiles.rows, "BLOCK_N": tiles.outputs, "STAGES": tiles.stages,
+        "GROUP": 128, "CENTRED": (rows, bits) != ("fp8e4nv", 5), "WIDE": ROWS[rows], "TERM": tl.bfloat16,
+        "SCALES": scales, "BLOCK_M": tiles.rows, "BLOCK_N": tiles.outputs, "STAGES": tiles.stages,
     }  # fmt: skip
     types = {
         "codes": f"tensordesc<{rows}[{tiles.rows},128]>",
         "expanded": f"tensordesc<{rows}[{tiles.outputs},128]>",
         "step_tiles": f"tensordesc<i32[{tiles.outputs}]>",
+        "row_terms": f"tensordesc<bf16[{tiles.rows},64]>",
+        "column_terms": f"tensordesc<bf16[{tiles.outputs},64]>",
     }
     assembly = compiled(prefill.tile_kernel, constants, tiles.warps, tiles.stages, types)
     assert {**WMMA, "fp8e4nv": "v_wmma_f32_16x16x16_fp8_fp8"}[rows] in assembly
@@ -107,16 +109,28 @@ def test_expanding_weights_spills_nothing(rows: str, bits: int) -> None:
     compiled(prefill.expand_kernel, constants, 4, 1, {"expanded": f"*{rows}"})
 
 
+def test_splitting_zero_points_spills_nothing() -> None:
+    constants = {"SCALED": True, "BITS": 5, "GROUPS": 64, "BLOCK": 32}
+    compiled(prefill.split_kernel, constants, 4, 1, {"row_terms": "*i16", "column_terms": "*i16"})
+
+
 @pytest.mark.parametrize(("int8", "encode"), [(True, True), (False, True), (True, False)])
 def test_the_producer_rotates_with_wmma_and_spills_nothing(int8: bool, encode: bool) -> None:
     constants = {
         "GROUP": 128, "INT8": int8, "OPERAND": tl.bfloat16, "ENCODE": encode, "PEAKS": not encode, "FUSED": True,
-        "BLOCK_M": producer.HIP_ROWS, "STAGES": 1,
+        "HARDWARE": False, "BLOCK_M": producer.HIP_ROWS, "STAGES": 1,
     }  # fmt: skip
     assembly = compiled(producer.group_kernel, constants, 8, 1, {"codes": "*i8" if encode else "*i16"})
     assert WMMA["bf16"] in assembly
 
 
 def test_encoding_parked_rows_spills_nothing() -> None:
-    constants = {"GROUP": 128, "GROUPS": 64, "INT8": False, "FUSED": True, "BLOCK_M": producer.TOKEN_ROWS}
+    constants = {
+        "GROUP": 128,
+        "GROUPS": 64,
+        "INT8": False,
+        "FUSED": True,
+        "HARDWARE": False,
+        "BLOCK_M": producer.TOKEN_ROWS,
+    }
     compiled(producer.token_kernel, constants, 4, 1)

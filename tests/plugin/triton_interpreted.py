@@ -10,7 +10,7 @@ import torch
 from paroquant_gfx1201 import reference, rotation
 from paroquant_gfx1201.errors import PluginError
 from paroquant_gfx1201.formats.projection import Projection
-from paroquant_gfx1201.kernels.triton import decode, prefill, producer, weights
+from paroquant_gfx1201.kernels.triton import decode, decode_tiles, prefill, producer, weights
 from paroquant_gfx1201.kernels.triton.linear import TritonLinear
 from paroquant_gfx1201.modes import Band, Mode
 from paroquant_gfx1201.paths import BandedLinear, Weights
@@ -148,7 +148,7 @@ def test_decode_is_float64_of_the_same_codes(bits: int, element: str, count: int
     rows = rows_for(projection, count, element, "group")
     expected = reference.same_codes(as_reference(rows), prepared.weight, prepared.offsets)
     for programs, together, width, even in ((1, 1, 0, False), (2, 2, 4, False), (3, 2, 4, True), (99, 1, 0, True)):
-        tiles = decode.DecodeTiles(64, programs, 4, 2, together, width, even)
+        tiles = decode_tiles.DecodeTiles(64, programs, 4, 2, together, width, even)
         actual = decode.decode(rows, weights.pack(projection), torch.float32, tiles)
         assert relative(actual, expected) < FLOAT32_FLOOR
 
@@ -171,7 +171,7 @@ def test_prefill_is_float64_of_the_same_codes(bits: int, element: str, granulari
 def test_decode_leaves_its_arrival_counters_at_zero_and_repeats_bit_for_bit() -> None:
     projection = random_projection(5)
     rows, packed = rows_for(projection, 3, "int8", "group"), weights.pack(projection)
-    tiles = decode.DecodeTiles(64, 5, 4, 2, even=True)
+    tiles = decode_tiles.DecodeTiles(64, 5, 4, 2, even=True)
     first = decode.decode(rows, packed, torch.float32, tiles)
     assert torch.equal(first, decode.decode(rows, packed, torch.float32, tiles))
 

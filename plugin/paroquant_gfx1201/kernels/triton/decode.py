@@ -5,7 +5,6 @@ outputs are shared among several programs; the last one to finish adds the parti
 order, which keeps one launch and a result that does not depend on timing.
 """
 
-from dataclasses import dataclass
 from functools import cache
 
 import torch
@@ -13,6 +12,7 @@ import triton
 import triton.language as tl
 
 from paroquant_gfx1201.errors import PluginError
+from paroquant_gfx1201.kernels.triton.decode_tiles import DecodeTiles, tiles_for
 from paroquant_gfx1201.kernels.triton.producer import QuantizedRows
 from paroquant_gfx1201.kernels.triton.weights import (
     PackedWeight,
@@ -21,7 +21,6 @@ from paroquant_gfx1201.kernels.triton.weights import (
     inline_ptx,
     load_group,
     operand,
-    processors,
     scale_and_zero,
 )
 
@@ -224,52 +223,31 @@ def decode_kernel(
             )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class DecodeTiles:
-    """How the work is cut.
-
-    outputs of a tile; programs: shares of each tile's groups, or, where ``even``, of the groups of all tiles; warps;
-    depth of the load pipeline; TOGETHER and WIDTH of the kernel.
-    """
-
-    outputs: int
-    programs: int
-    warps: int
-    stages: int
-    together: int = 1
-    width: int = 0
-    even: bool = False
-
-
-def tiles_for(rows: int, bits: int, codes: torch.dtype, device: torch.device) -> DecodeTiles:
-    """The tiles that were fastest on an H200 (docs/benchmarks.md); on AMD, those of ``hip_tiles``."""
-    if torch.version.hip is not None:
-        return hip_tiles(rows)
-    integer = codes == torch.int8
-    if rows > 16:
-        if codes == torch.bfloat16 or (bits == 4 and integer):
-            return DecodeTiles(128, 2 * processors(device), 4, 3, even=True)
-        return DecodeTiles(32, 8 * processors(device), 1, 1, width=4, even=True)
-    if integer:
-        return DecodeTiles(128, 3, 4, 3) if bits == 4 else DecodeTiles(32, 3, 1, 1, together=2, width=4)
-    return DecodeTiles(64, 5, 1, 1 if bits == 5 and codes != torch.bfloat16 else 2, width=4)
-
-
-def hip_tiles(rows: int) -> DecodeTiles:
-    """Tiles that spill nothing on gfx1201. Not timed: no such card was at hand."""
-    return DecodeTiles(64, 4, 4, 1) if rows <= 16 else DecodeTiles(64, 4, 8, 1)
-
-
 @cache
 def _counters(device: torch.device, tiles: int) -> torch.Tensor:
     """Zeroed once; every launch leaves zeros. One stream at a time may use it."""
     return torch.zeros(tiles, dtype=torch.int32, device=device)
 
 
+def on_hopper(rows: QuantizedRows, weight: PackedWeight) -> bool:
+    """Whether ``hopper_decode`` takes the product: groups of 128, 8-bit rows with a scale per group."""
+    device = rows.codes.device
+    return (
+        device.type == "cuda"
+        and torch.version.cuda is not None
+        and torch.cuda.get_device_capability(device) == (9, 0)
+        and weight.group_size == 128
+        and weight.outputs % 16 == 0
+        and rows.granularity == "group"
+    )
+
+
 def decode(
     rows: QuantizedRows, weight: PackedWeight, dtype: torch.dtype = torch.bfloat16, tiles: DecodeTiles | None = None
 ) -> torch.Tensor:
     """y [M, N] of ``dtype`` for M <= 64 rows with one scale per group, or bf16 rows.
+
+    With ``tiles`` by the kernel of this module on any card.
 
     Raises PluginError for more rows, another K, or one scale per token.
     """
@@ -280,6 +258,10 @@ def decode(
             f"not {list(rows.codes.shape)} with scales per {rows.granularity}"
         )
     device = rows.codes.device
+    if tiles is None and on_hopper(rows, weight):
+        from paroquant_gfx1201.kernels.triton import hopper_decode
+
+        return hopper_decode.multiply(rows, weight, dtype, _counters)
     tiles = tiles or tiles_for(count, weight.bits, rows.codes.dtype, device)
     blocks = triton.cdiv(weight.outputs, tiles.outputs)
     if tiles.even:

@@ -13,7 +13,8 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from paroquant_gfx1201.errors import PluginError
-from paroquant_gfx1201.kernels.triton.producer import QuantizedRows, encode_e4m3, widened
+from paroquant_gfx1201.kernels.triton.encoding import encode_e4m3, round_bfloat16
+from paroquant_gfx1201.kernels.triton.producer import QuantizedRows, widened
 from paroquant_gfx1201.kernels.triton.weights import (
     PackedWeight,
     half_groups,
@@ -23,6 +24,8 @@ from paroquant_gfx1201.kernels.triton.weights import (
     operand,
     scale_and_zero,
 )
+
+BLOCK_TERMS = tl.constexpr(64)
 
 
 @triton.jit
@@ -70,20 +73,64 @@ def expand_kernel(
 
 
 @triton.jit
+def split(whole, terms, here, X, G, WIDTH, COLUMNS: tl.constexpr, GROUPS: tl.constexpr):
+    """Store f32 [x, GROUPS] as first, first and second bf16 term, or as first, second and first; zeros past 3 G."""
+    group = tl.arange(0, GROUPS)
+    first = round_bfloat16(whole)
+    second = round_bfloat16(whole - (first << 16).to(tl.float32, bitcast=True)).to(tl.int16)
+    first = first.to(tl.int16)
+    inside = (here < X)[:, None] & (group < G)[None, :]
+    target = terms + here[:, None] * WIDTH + group[None, :]
+    tl.store(target, first, mask=inside)
+    tl.store(target + G, second if COLUMNS else first, mask=inside)
+    tl.store(target + 2 * G, first if COLUMNS else second, mask=inside)
+    tl.store(target + 3 * G, tl.zeros_like(first), mask=(here < X)[:, None] & (3 * G + group < WIDTH)[None, :])
+
+
+@triton.jit
+def split_kernel(
+    row_scales, row_sums, steps, row_terms, column_terms, M, N, G, WIDTH,
+    SCALED: tl.constexpr, BITS: tl.constexpr, GROUPS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """bf16 terms [M, WIDTH] and [N, WIDTH], whose product is what the zero points of all groups add. GROUPS >= G.
+
+    Rows: scale (where SCALED) times sum of codes; columns: scale times midpoint - zero point, which two terms hold
+    exactly.
+    """
+    group = tl.arange(0, GROUPS)
+    blocks = tl.cdiv(M, BLOCK)
+    if tl.program_id(0) < blocks:
+        here = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+        inside = (here < M)[:, None] & (group < G)[None, :]
+        place = group[None, :] * M + here[:, None]
+        whole = tl.load(row_sums + place, mask=inside, other=0.0)
+        if SCALED:
+            whole *= tl.load(row_scales + place, mask=inside, other=0.0)
+        split(whole, row_terms, here, M, G, WIDTH, False, GROUPS)
+    else:
+        here = (tl.program_id(0) - blocks) * BLOCK + tl.arange(0, BLOCK)
+        inside = (here < N)[:, None] & (group < G)[None, :]
+        scale, zero = scale_and_zero(tl.load(steps + group[None, :] * N + here[:, None], mask=inside, other=0))
+        split(scale * ((1 << (BITS - 1)) - zero).to(tl.float32), column_terms, here, N, G, WIDTH, True, GROUPS)
+
+
+@triton.jit
 def tile_kernel(
     codes,
     expanded,
     step_tiles,
+    row_terms,
+    column_terms,
     row_scales,
-    row_sums,
     y,
     M,
     N,
     K,
+    terms,
     GROUP: tl.constexpr,
-    BITS: tl.constexpr,
     CENTRED: tl.constexpr,
     WIDE: tl.constexpr,
+    TERM: tl.constexpr,
     SCALES: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -91,7 +138,8 @@ def tile_kernel(
 ):
     """One tile of y. SCALES of the rows: 0 none, 1 per group, 2 per token.
 
-    codes [M, K], expanded [G * N, g] and step_tiles, which are the steps in one dimension, are tensor descriptors.
+    codes [M, K], expanded [G * N, g], step_tiles, which are the steps in one dimension, and, where not CENTRED,
+    row_terms [M, terms] and column_terms [N, terms] are tensor descriptors.
     Rows past M and columns past N read zeros, or another group's values, and are never stored.
     """
     tiles_m = tl.cdiv(M, BLOCK_M)
@@ -101,19 +149,21 @@ def tile_kernel(
     live = rows < M
     integer: tl.constexpr = tl.int8 == codes.dtype
     total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    if not CENTRED:
+        for term in tl.range(0, terms, BLOCK_TERMS, num_stages=2):
+            left = widened(row_terms.load([row, term]), TERM)
+            right = widened(column_terms.load([column, term]), TERM)
+            total = tl.dot(left, tl.trans(right), acc=total, input_precision="ieee")
     for group in tl.range(0, K // GROUP, num_stages=STAGES):
         left = codes.load([row, group * GROUP])
         right = expanded.load([group * N + column, 0])
-        scale, zero = scale_and_zero(step_tiles.load([group * N + column]))
+        scale, _ = scale_and_zero(step_tiles.load([group * N + column]))
         if tl.bfloat16 == codes.dtype:
             left, right = widened(left, WIDE), widened(right, WIDE)
         if integer:
             dots = tl.dot(left, tl.trans(right), out_dtype=tl.int32).to(tl.float32)
         else:
             dots = tl.dot(left, tl.trans(right), input_precision="ieee")
-        if not CENTRED:
-            sums = tl.load(row_sums + group * M + rows, mask=live, other=0.0)
-            dots -= sums[:, None] * (zero - (1 << (BITS - 1))).to(tl.float32)[None, :]
         if SCALES == 1:
             row_scale = tl.load(row_scales + group * M + rows, mask=live, other=0.0)
             total += dots * (row_scale[:, None] * scale[None, :])
@@ -159,12 +209,27 @@ def expand(weight: PackedWeight, codes: torch.dtype = torch.int8) -> torch.Tenso
     """[G, N, g] of type ``codes``: code - zero of every weight, or code - midpoint (see ``keeps_zero_points``)."""
     groups, outputs, size = weight.groups, weight.outputs, weight.group_size
     expanded = torch.empty(groups, outputs, size, dtype=codes, device=weight.steps.device)
-    expand_kernel[(triton.cdiv(outputs, 128), groups)](
+    expand_kernel[(triton.cdiv(outputs, 64), groups)](
         weight.nibbles, weight.plane, weight.steps, expanded, outputs,
         GROUP=size, BITS=weight.bits, CENTRED=not keeps_zero_points(codes, weight.bits),
-        WIDE=operand(codes), BLOCK_N=128, PTX=inline_ptx(expanded.device), num_warps=4,
+        WIDE=operand(codes), BLOCK_N=64, PTX=inline_ptx(expanded.device), num_warps=2,
     )  # fmt: skip
     return expanded
+
+
+def zero_point_terms(rows: QuantizedRows, weight: PackedWeight) -> tuple[torch.Tensor, torch.Tensor]:
+    """bf16 [M, T] and [N, T], whose product is what ``expand`` leaves to the row sums; to 2^-16 of it."""
+    count, outputs, groups = len(rows.codes), weight.outputs, weight.groups
+    width = triton.cdiv(3 * groups, BLOCK_TERMS.value) * BLOCK_TERMS.value
+    row_terms, column_terms = rows.row_sums.new_empty(count + outputs, width, dtype=torch.bfloat16).split(
+        (count, outputs)
+    )
+    split_kernel[(triton.cdiv(count, 32) + triton.cdiv(outputs, 32),)](
+        rows.scales, rows.row_sums, weight.steps, row_terms.view(torch.int16), column_terms.view(torch.int16),
+        count, outputs, groups, width, SCALED=rows.granularity == "group", BITS=weight.bits,
+        GROUPS=max(BLOCK_TERMS.value, triton.next_power_of_2(groups)), BLOCK=32, num_warps=4,
+    )  # fmt: skip
+    return row_terms, column_terms
 
 
 def prefill(
@@ -178,13 +243,18 @@ def prefill(
     tiles = tiles or tiles_for(kind)
     y = torch.empty(count, outputs, dtype=dtype, device=rows.codes.device)
     expanded = expand(weight, kind).view(-1, size)
+    centred = not keeps_zero_points(kind, weight.bits)
+    terms = (rows.codes, expanded) if centred else zero_point_terms(rows, weight)
+    width = BLOCK_TERMS.value
     tile_kernel[(triton.cdiv(count, tiles.rows) * triton.cdiv(outputs, tiles.outputs),)](
         TensorDescriptor.from_tensor(rows.codes, [tiles.rows, size]),
         TensorDescriptor.from_tensor(expanded, [tiles.outputs, size]),
         TensorDescriptor.from_tensor(weight.steps.view(-1), [tiles.outputs]),
-        rows.scales, rows.row_sums, y, count, outputs, inputs,
-        GROUP=size, BITS=weight.bits, CENTRED=not keeps_zero_points(kind, weight.bits),
-        WIDE=operand(kind), SCALES={"none": 0, "group": 1, "token": 2}[rows.granularity],
+        TensorDescriptor.from_tensor(terms[0], [tiles.rows, width]),
+        TensorDescriptor.from_tensor(terms[1], [tiles.outputs, width]),
+        rows.scales, y, count, outputs, inputs, terms[0].shape[1],
+        GROUP=size, CENTRED=centred, WIDE=operand(kind), TERM=operand(torch.bfloat16),
+        SCALES={"none": 0, "group": 1, "token": 2}[rows.granularity],
         BLOCK_M=tiles.rows, BLOCK_N=tiles.outputs, STAGES=tiles.stages, num_warps=tiles.warps,
         **({"maxnreg": tiles.registers} if tiles.registers else {}),
     )  # fmt: skip

@@ -17,7 +17,8 @@ import triton
 import triton.language as tl
 
 from paroquant_gfx1201.errors import PluginError
-from paroquant_gfx1201.kernels.triton.weights import INTERPRETED, operand, processors
+from paroquant_gfx1201.kernels.triton.encoding import encode, round_bfloat16, scale_of, steps_of
+from paroquant_gfx1201.kernels.triton.weights import INTERPRETED, inline_ptx, operand, processors
 
 TERMS = 3
 ELEMENTS = {"int8": torch.int8, "e4m3": torch.float8_e4m3fn, "bf16": torch.bfloat16}
@@ -56,83 +57,6 @@ def split_rotation(matrices: torch.Tensor) -> torch.Tensor:
 
 
 @triton.jit
-def round_bfloat16(value):
-    """Bits (0..65535) of the bf16 nearest to a finite f32, ties to even."""
-    bits = value.to(tl.int32, bitcast=True)
-    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16) & 0xFFFF
-
-
-@triton.jit
-def encode_int8(step):
-    """Byte and value of the nearest integer, ties to even, clamped to +-127."""
-    # Adding 1.5 * 2^23 leaves no fraction bits, so the f32 addition itself rounds half to even.
-    whole = ((step + 12582912.0) - 12582912.0).to(tl.int32)
-    whole = tl.minimum(tl.maximum(whole, -127), 127)
-    return whole, whole
-
-
-@triton.jit
-def encode_e4m3(step):
-    """Byte of the nearest e4m3 (OCP, finite), ties to even, clamped to +-448, no -0; and its value * 512."""
-    bits = step.to(tl.int32, bitcast=True)
-    magnitude = tl.minimum(bits & 0x7FFFFFFF, 0x43E00000)
-    normal = ((magnitude + 0x7FFFF + ((magnitude >> 20) & 1)) >> 20) - (120 << 3)
-    # 2^14 has an ulp of 2^-9, e4m3's subnormal step.
-    small = (magnitude.to(tl.float32, bitcast=True) + 16384.0).to(tl.int32, bitcast=True) & 0xF
-    byte = tl.where(magnitude < 0x3C800000, small, normal)
-    exponent = byte >> 3
-    value = tl.where(exponent == 0, byte, (8 + (byte & 7)) << tl.maximum(exponent - 1, 0))
-    negative = bits < 0
-    return byte | ((negative & (byte != 0)).to(tl.int32) << 7), tl.where(negative, -value, value)
-
-
-@triton.jit
-def encode(step, INT8: tl.constexpr):
-    """Codes as bytes (int32), and the f32 sum of each row's codes."""
-    if INT8:
-        byte, value = encode_int8(step)
-        sums = tl.sum(value, 1).to(tl.float32)
-    else:
-        byte, value = encode_e4m3(step)
-        sums = tl.sum(value, 1).to(tl.float32) * 0.001953125
-    return byte, sums
-
-
-@triton.jit
-def scale_of(peak, INT8: tl.constexpr):
-    """amax / 127 correctly rounded, or amax times f32(1 / 448)."""
-    # Triton compiles only the branch taken, which a conditional expression does not promise.
-    if INT8:  # noqa: SIM108
-        scale = tl.div_rn(peak, tl.full(peak.shape, 127.0, tl.float32))
-    else:
-        scale = peak * 0.0022321429569274187
-    return scale
-
-
-@triton.jit
-def steps_of(rotated, peak, scale, FUSED: tl.constexpr):
-    """rotated / scale, rounded correctly; rotated itself for a row of scale 0.
-
-    FUSED: by the rounded reciprocal and one corrected product (Markstein, 1990), which is the correctly rounded
-    quotient where nothing underflows. A power of two brings the row's peak to 1..2 first; what still underflows is
-    smaller than half of the smallest code.
-    """
-    if FUSED:
-        exponent = (peak.to(tl.int32, bitcast=True) >> 23) & 0xFF
-        power = (tl.maximum(254 - exponent, 1) << 23).to(tl.float32, bitcast=True)
-        divisor = tl.where(scale > 0, scale * power, 1.0)
-        inverse = tl.div_rn(tl.full(divisor.shape, 1.0, tl.float32), divisor)[:, None]
-        scaled = rotated * power[:, None]
-        quotient = scaled * inverse
-        rest = tl.fma(-quotient, tl.broadcast_to(divisor[:, None], scaled.shape), scaled)
-        steps = tl.fma(rest, tl.broadcast_to(inverse, scaled.shape), quotient)
-    else:
-        divisor = tl.where(scale > 0, scale, 1.0)
-        steps = tl.div_rn(rotated, tl.broadcast_to(divisor[:, None], rotated.shape))
-    return steps
-
-
-@triton.jit
 def widened(tile, OPERAND: tl.constexpr):
     """A bf16 tile as what the product multiplies; through its bits, as the interpreter's cast loses subnormals."""
     if tl.float32 == OPERAND:
@@ -141,10 +65,15 @@ def widened(tile, OPERAND: tl.constexpr):
 
 
 @triton.jit
-def rotated_tile(x, rows, live, K, group, first, second, third, GROUP: tl.constexpr, OPERAND: tl.constexpr):
-    """f32 [rows, g]: the smallest term is summed first."""
+def load_tile(x, rows, live, K, group, GROUP: tl.constexpr):
+    """bf16 [rows, g]."""
     channel = tl.arange(0, GROUP)
-    tile = tl.load(x + rows[:, None] * K + group * GROUP + channel[None, :], mask=live[:, None], other=0.0)
+    return tl.load(x + rows[:, None] * K + group * GROUP + channel[None, :], mask=live[:, None], other=0.0)
+
+
+@triton.jit
+def rotated_tile(tile, first, second, third, OPERAND: tl.constexpr):
+    """f32 [rows, g]: the smallest term is summed first."""
     tile = widened(tile, OPERAND)
     total = tl.dot(tile, tl.trans(widened(third, OPERAND)), input_precision="ieee")
     total = tl.dot(tile, tl.trans(widened(second, OPERAND)), acc=total, input_precision="ieee")
@@ -167,6 +96,7 @@ def group_kernel(
     ENCODE: tl.constexpr,
     PEAKS: tl.constexpr,
     FUSED: tl.constexpr,
+    HARDWARE: tl.constexpr,
     BLOCK_M: tl.constexpr,
     STAGES: tl.constexpr,
 ):
@@ -183,16 +113,23 @@ def group_kernel(
     first, second = tl.load(square), tl.load(square + GROUP * GROUP)
     third = tl.load(square + 2 * GROUP * GROUP)
     start = tl.program_id(1) * blocks_per_program
-    for block in tl.range(start, min(start + blocks_per_program, tl.cdiv(M, BLOCK_M)), num_stages=STAGES):
+    end = min(start + blocks_per_program, tl.cdiv(M, BLOCK_M))
+    rows = start * BLOCK_M + tl.arange(0, BLOCK_M)
+    tile = load_tile(x, rows, rows < M, K, group, GROUP)
+    for block in tl.range(start, end, num_stages=STAGES):
         rows = block * BLOCK_M + tl.arange(0, BLOCK_M)
         live = rows < M
-        rotated = rotated_tile(x, rows, live, K, group, first, second, third, GROUP, OPERAND)
+        # The next block's rows are under way while this one's are rotated and encoded.
+        ahead = rows + BLOCK_M
+        following = load_tile(x, ahead, (ahead < M) & (ahead < end * BLOCK_M), K, group, GROUP)
+        rotated = rotated_tile(tile, first, second, third, OPERAND)
+        tile = following
         target = codes + (rotation * M + rows)[:, None].to(tl.int64) * K + group * GROUP + channel[None, :]
         if ENCODE:
             peak = tl.max(tl.abs(rotated), 1)
             scale = scale_of(peak, INT8)
-            byte, sums = encode(steps_of(rotated, peak, scale, FUSED), INT8)
-            tl.store(target, byte.to(tl.int8), mask=live[:, None])
+            byte, sums = encode(steps_of(rotated, peak, scale, FUSED), INT8, HARDWARE)
+            tl.store(target, byte, mask=live[:, None])
             tl.store(scales + index * M + rows, scale, mask=live)
             tl.store(row_sums + index * M + rows, sums, mask=live)
         else:
@@ -218,6 +155,7 @@ def token_kernel(
     GROUPS: tl.constexpr,
     INT8: tl.constexpr,
     FUSED: tl.constexpr,
+    HARDWARE: tl.constexpr,
     BLOCK_M: tl.constexpr,
 ):
     """One group of a block of rows, parked as bf16: the scale is that of the peaks of all groups. GROUPS >= G."""
@@ -232,8 +170,8 @@ def token_kernel(
     part = peaks + (rotation * groups + every)[:, None] * M + rows[None, :]
     peak = tl.max(tl.load(part, mask=(every < groups)[:, None] & live[None, :], other=0.0), 0)
     scale = scale_of(peak, INT8)
-    byte, sums = encode(steps_of((bits << 16).to(tl.float32, bitcast=True), peak, scale, FUSED), INT8)
-    tl.store(codes + line, byte.to(tl.int8), mask=live[:, None])
+    byte, sums = encode(steps_of((bits << 16).to(tl.float32, bitcast=True), peak, scale, FUSED), INT8, HARDWARE)
+    tl.store(codes + line, byte, mask=live[:, None])
     tl.store(row_sums + index * M + rows, sums, mask=live)
     if group == 0:
         tl.store(scales + rotation * M + rows, scale, mask=live)
@@ -300,13 +238,13 @@ def quantize_rows(
     group_kernel[(groups * rotations, triton.cdiv(blocks, per_program))](
         x, terms, rotated.view(torch.int16 if rotated.dtype == torch.bfloat16 else torch.int8), factors, row_sums,
         count, inputs, per_program, GROUP=size, INT8=element == "int8", OPERAND=operand(x.dtype),
-        ENCODE=rotated.dtype != torch.bfloat16, PEAKS=by_token, FUSED=not INTERPRETED, BLOCK_M=tiles.rows,
-        STAGES=tiles.stages, num_warps=tiles.warps,
+        ENCODE=rotated.dtype != torch.bfloat16, PEAKS=by_token, FUSED=not INTERPRETED, HARDWARE=inline_ptx(x.device),
+        BLOCK_M=tiles.rows, STAGES=tiles.stages, num_warps=tiles.warps,
     )  # fmt: skip
     if by_token:
         token_kernel[(triton.cdiv(count, TOKEN_ROWS), groups * rotations)](
             rotated.view(torch.int16), factors, codes.view(torch.int8), scales, row_sums, count, inputs,
             GROUP=size, GROUPS=triton.next_power_of_2(groups), INT8=element == "int8", FUSED=not INTERPRETED,
-            BLOCK_M=TOKEN_ROWS, num_warps=4,
+            HARDWARE=inline_ptx(x.device), BLOCK_M=TOKEN_ROWS, num_warps=4,
         )  # fmt: skip
     return QuantizedRows(codes, scales, row_sums)

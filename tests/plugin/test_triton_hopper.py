@@ -1,0 +1,58 @@
+"""The Hopper decode kernel compiled ahead of time for capability 9.0: what can be said of it without the card."""
+
+import pytest
+
+triton = pytest.importorskip("triton")
+
+from triton.backends.compiler import GPUTarget  # noqa: E402
+from triton.experimental.gluon import language as gl  # noqa: E402
+from triton.experimental.gluon._runtime import GluonASTSource  # noqa: E402
+
+from paroquant_gfx1201.kernels.triton import hopper_decode, weights  # noqa: E402
+
+pytestmark = pytest.mark.skipif(weights.INTERPRETED, reason="Triton interprets kernels in this process")
+
+HOPPER = GPUTarget("cuda", 90, 32)
+MULTIPROCESSOR = {"shared": 227 * 1024, "registers": 65536}
+PRODUCTS = {"i8": "m64n{}k32.s32.s8.s8", "fp8e4nv": "m64n{}k32.f32.e4m3.e4m3"}
+
+
+def described(kind: str, block: list[int], swizzle: int, bits: int = 8) -> str:
+    """The signature of a tensor descriptor."""
+    layout = gl.NVMMASharedLayout(swizzle_byte_width=swizzle, element_bitwidth=bits, rank=len(block))
+    return f"tensordesc<{kind}{block},{layout!r}>".replace(" ", "")
+
+
+@pytest.mark.parametrize("rows", list(PRODUCTS))
+@pytest.mark.parametrize("bits", [4, 5])
+@pytest.mark.parametrize("count", [8, 64])
+def test_decode_multiplies_with_wgmma_and_its_programs_fit_the_multiprocessor(rows: str, bits: int, count: int) -> None:
+    tiles = hopper_decode.tiles_for(count, bits)
+    kernel = hopper_decode.hopper_decode_kernel
+    constants = {
+        "BITS": bits, "BLOCK_M": count, "BLOCK_N": tiles.outputs, "STAGES": tiles.stages, "num_warps": tiles.warps,
+    }  # fmt: skip
+    types = {
+        "nibbles": described("u8", [tiles.outputs // 2, 128], 128),
+        "plane": described("u8", [tiles.outputs // 8, 128], 0),
+        "steps": described("i32", [tiles.outputs], 0, 32),
+        "codes": described(rows, [count, 128], 128),
+        "row_scales": "*fp32", "row_sums": "*fp32", "y": "*bf16", "partial": "*fp32", "arrived": "*i32",
+    }  # fmt: skip
+    names = kernel.arg_names
+    signature = {name: "constexpr" if name in constants else types.get(name, "i32") for name in names}
+    aligned = {
+        (index,): [["tt.divisibility", 16]]
+        for index, name in enumerate(names)
+        if signature[name].startswith("*") or name == "N"
+    }
+    source = GluonASTSource(
+        kernel, signature, {(names.index(name),): value for name, value in constants.items()}, aligned
+    )
+    made = triton.compile(source, target=HOPPER, options={"num_warps": tiles.warps, "maxnreg": tiles.registers})
+    assert f"wgmma.mma_async.sync.aligned.{PRODUCTS[rows].format(count)}" in made.asm["ptx"]
+    assert "cp.async.bulk.tensor" in made.asm["ptx"]
+    # The copying warp brings a whole group of four with it.
+    threads = 32 * (tiles.warps + 4)
+    assert tiles.programs * made.metadata.shared <= MULTIPROCESSOR["shared"]
+    assert tiles.programs * threads * tiles.registers <= MULTIPROCESSOR["registers"]
