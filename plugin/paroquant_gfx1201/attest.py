@@ -23,11 +23,14 @@ NONCE = "RADIANCE_BOOT_NONCE"
 
 @dataclass(frozen=True)
 class BandRecord:
-    """What a layer runs in one band: its path, the form in which that corrects the zero point, and why each
+    """What a layer runs in one band: its path, the form of its weights there (the format, or ``folded`` MXFP4), the
+    form in which the zero point is corrected, the order of its activation codes (``rows`` or ``tiles``), and why each
     path that comes before it did not take the layer."""
 
     path: str
+    form: str
     zero_point: str
+    order: str
     declined: dict[str, str]
 
 
@@ -47,6 +50,16 @@ class LayerRecord:
     out_features: int
     source: str | None = None
     bands: dict[str, BandRecord] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class NarrowRecord:
+    """Where a linear layer that is not quantized could be ours: ``hip_gfx1201`` up to ``most_rows`` rows and torch
+    above, or ``vllm`` and why not."""
+
+    path: str
+    most_rows: int | None
+    declined: dict[str, str]
 
 
 @cache
@@ -81,15 +94,19 @@ class Attestation:
     mode: dict[str, Any] = field(default_factory=dict)
     layers: dict[str, LayerRecord] = field(default_factory=dict)
     unquantized: dict[str, str] = field(default_factory=dict)
+    narrow: dict[str, NarrowRecord] = field(default_factory=dict)
     requantized: dict[str, dict[str, int]] = field(default_factory=dict)
     check: Callable[[], dict[str, Any]] | None = None
 
     def document(self, environment: Mapping[str, str]) -> dict[str, Any]:
         """The JSON object of the attestation file.
 
-        ``requantized``: by kind of source, how many of the checkpoint's layers this process was to
-        requantize at load and how many it has. ``check``: the worst errors of CHECK mode, where it is on.
+        ``without_effect``: knobs that the process has and this plugin does not act on, and why. ``unquantized``: each
+        with its NarrowRecord where it has one. ``requantized``: by kind of source, how many of the checkpoint's layers
+        this process was to requantize at load and how many it has. ``check``: the worst errors of CHECK mode, where it
+        is on.
         """
+        seen = knobs.seen(environment)
         return {
             "schema": SCHEMA,
             "nonce": environment.get(NONCE),
@@ -97,11 +114,15 @@ class Attestation:
             "plugin_version": __version__,
             "plugin_sha256": package_sha256(),
             "vllm_version": vllm_version(),
-            "knobs": knobs.seen(environment),
+            "knobs": seen,
+            "without_effect": {name: reason for name, reason in knobs.WITHOUT_EFFECT.items() if name in seen},
             "mode": self.mode,
             "layers": [asdict(layer) for layer in self.layers.values()],
             "counts": {"ours": len(self.layers), "unquantized": len(self.unquantized)},
-            "unquantized": [{"name": name, "kind": kind} for name, kind in self.unquantized.items()],
+            "unquantized": [
+                {"name": name, "kind": kind, **(asdict(self.narrow[name]) if name in self.narrow else {})}
+                for name, kind in self.unquantized.items()
+            ],
             "requantized": self.requantized,
             "check": self.check() if self.check else None,
         }

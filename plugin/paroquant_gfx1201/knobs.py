@@ -24,12 +24,34 @@ INTEGERS: dict[str, int] = {"RADIANCE_PQ_DECODE_MAX_M": 64}
 
 CHOICES: dict[str, tuple[str, ...]] = {
     "RADIANCE_PQ_PATH": ("auto", "cpu_reference", "cpu_int8", "triton", "hip_gfx1201"),
+    "RADIANCE_SKINNY_GEMM": ("1", "0", "all"),
     "RADIANCE_NVFP4_EXP": ("mse", "ocp"),
     "RADIANCE_NVFP4_FP8_LAYERS": ("mxfp4", "keep"),
     "RADIANCE_NVFP4_LMHEAD": ("bf16", "keep"),
     "RADIANCE_NVFP4_BF16_LAYERS": ("in_proj_ba", "none"),
 }
 """Knobs with named values; the first is the default."""
+
+
+_ALWAYS = "this plugin's kernels always do"
+_NO_CALLER = (
+    "vLLM's models hand linear layers bf16 rows: norms, activations and gates run before them, and the fused producers "
+    "of kernels/hip have no caller"
+)
+WITHOUT_EFFECT: dict[str, str] = {
+    "RADIANCE_PQ_ROT_STREAM": _NO_CALLER,
+    "RADIANCE_PQ_ROT_STREAM2": _NO_CALLER,
+    "RADIANCE_PQ_ROT_STREAM3": "no kernel here is fused with an all-reduce",
+    "RADIANCE_PQ_AT_LBK": "the prefill GEMM's slab is the group of the weight's scales",
+    "RADIANCE_PQ_AT_HOIST": _ALWAYS,
+    "RADIANCE_PQ_DECODE_NT": _ALWAYS,
+    "RADIANCE_PQ_FUSED_TOKQ": _ALWAYS,
+    "RADIANCE_PQ_ROT_V2": _ALWAYS,
+    "RADIANCE_PQ_PG_PRODUCER": "there is one producer per group, in the layout without LDS conflicts",
+    "RADIANCE_PQM_FUSED_TOKQ": _ALWAYS,
+    "RADIANCE_PQM_SINGLE_LAUNCH": _ALWAYS,
+}
+"""Knobs of other kernels for this format that a plan may state, and why they change nothing here."""
 
 
 def seen(environment: Mapping[str, str]) -> dict[str, str]:

@@ -16,6 +16,7 @@ Element = Literal["int8", "e4m3"]
 Granularity = Literal["group", "token"]
 ZeroPoint = Literal["loop", "epilogue"]
 BandName = Literal["decode", "prefill"]
+Order = Literal["rows", "tiles"]
 
 
 FLOAT_CODES = ("int4-lloyd", "mxfp4")
@@ -24,11 +25,15 @@ FLOAT_CODES = ("int4-lloyd", "mxfp4")
 
 @dataclass(frozen=True)
 class Band:
-    """Numerics of one band: activation element, scale granularity, form of the zero-point term."""
+    """Numerics of one band: activation element, scale granularity, form of the zero-point term.
+
+    order: how a path with kernels for it lays activation codes out; it changes no value.
+    """
 
     element: Element
     granularity: Granularity
     zero_point: ZeroPoint
+    order: Order = "rows"
 
 
 @dataclass(frozen=True)
@@ -40,10 +45,13 @@ class Mode:
     decode_max_m: int
     prefill_granularity: Granularity
     prefill_zero_point: ZeroPoint
+    prefill_order: Order
     fragment_order: bool
     check: bool
     path: str = "auto"
     """The only path that layers may take, or ``auto``: the first that takes them."""
+    skinny: bool = True
+    """Whether bf16 layers of few outputs may be ours."""
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> "Mode":
@@ -66,9 +74,11 @@ class Mode:
             decode_max_m=knobs.integer(environment, "RADIANCE_PQ_DECODE_MAX_M"),
             prefill_granularity="token" if per_token and not per_group else "group",
             prefill_zero_point="epilogue" if epilogue else "loop",
+            prefill_order="tiles" if on["RADIANCE_PQ_ATILED"] and (per_group or per_token) else "rows",
             fragment_order=on["RADIANCE_PQ_WPERM"],
             check=on["RADIANCE_PQ_CHECKALL"],
             path=knobs.choice(environment, "RADIANCE_PQ_PATH"),
+            skinny=knobs.choice(environment, "RADIANCE_SKINNY_GEMM") != "0",
         )
 
     def band_name(self, tokens: int) -> BandName:
@@ -80,7 +90,7 @@ class Mode:
         """The numerics of both bands."""
         return {
             "decode": Band(self.element, "group", "loop"),
-            "prefill": Band(self.element, self.prefill_granularity, self.prefill_zero_point),
+            "prefill": Band(self.element, self.prefill_granularity, self.prefill_zero_point, self.prefill_order),
         }
 
     def band(self, tokens: int) -> Band:

@@ -16,6 +16,7 @@ from paroquant_gfx1201.errors import PluginError
 from paroquant_gfx1201.kernels.hip import codeobject
 from paroquant_gfx1201.kernels.hip.codeobject import KernelCode
 from paroquant_gfx1201.kernels.hip.launch import OBJECTS
+from paroquant_gfx1201.kernels.hip.rows import refusal as rows_refusal
 
 
 @dataclass(frozen=True)
@@ -80,12 +81,26 @@ class Mode:
     element: str
     granularity: str
 
+    @property
+    def form(self) -> str:
+        """What the kernels multiply: MXFP4 whose exponents lie close enough together to be folded."""
+        return "folded" if self.weights == "mxfp4" else self.weights
+
     def kernel(self, rows: int) -> str:
-        """The name of the GEMM's kernel for so many rows."""
+        """The name of the GEMM's kernel for so many rows, which are in tiles where there is one."""
         if rows <= DECODE_MOST_ROWS:
             size = next(size for size in (16, 32, 64) if rows <= size)
-            return f"decode_{self.weights}_{self.element}_g{GROUP}_m{size}"
-        return f"prefill_{self.weights}_{self.element}_g{GROUP}_{self.granularity}"
+            return f"decode_{self.form}_{self.element}_g{GROUP}_m{size}"
+        return f"prefill_{self.form}_{self.element}_g{GROUP}_{self.granularity}{self.order(rows)}"
+
+    def producer(self, rows: int) -> str:
+        """The name of its producer."""
+        return f"{self.granularity}_{self.element}_g{GROUP}_r8{self.order(rows)}"
+
+    def order(self, rows: int) -> str:
+        """The end of the names of kernels that have rows in tiles; empty for others."""
+        tiles = rows > DECODE_MOST_ROWS and not rows_refusal(self.element, self.granularity)
+        return "_tiles" if tiles else ""
 
 
 PUBLISHED: dict[tuple[str, str, int], float] = {
@@ -216,7 +231,7 @@ def lines(mode: Mode, rows: Sequence[int], found: dict[str, KernelCode]) -> Iter
     yield "|---|--:|--:|--:|--:|--:|--:|--:|"
     for layer in LAYERS:
         for count in rows:
-            kernel = found.get(f"{mode.granularity}_{mode.element}_g{GROUP}_r8")
+            kernel = found.get(mode.producer(count))
             published = PUBLISHED_PRODUCERS.get((layer.name, count)) if mode.granularity == "group" else None
             yield _row(layer.name, count, producer(layer, mode, count, kernel), published)
     yield ""

@@ -12,6 +12,7 @@ from paroquant_gfx1201.formats.projection import Projection
 from paroquant_gfx1201.formats.spec import FormatSpec
 from paroquant_gfx1201.kernels import simt
 from paroquant_gfx1201.kernels.hip import codeobject
+from paroquant_gfx1201.kernels.hip.folded import MOST_APART
 from paroquant_gfx1201.kernels.hip.launch import SOURCES
 from paroquant_gfx1201.kernels.hip.layout import Rotations
 from paroquant_gfx1201.kernels.hip.weights import filled
@@ -61,7 +62,10 @@ def rotate_exactly(x: torch.Tensor, rotations: Rotations) -> torch.Tensor:
 
 
 def random_codes(name: str, inputs: int, outputs: int, group_size: int, seed: int) -> Projection | Mxfp4Projection:
-    """Every code, zero point and exponent equally likely: no structure for a mistake to hide behind."""
+    """Every code, zero point and exponent equally likely: no structure for a mistake to hide behind.
+
+    ``mxfp4``: exponents too far apart to be folded; ``folded``: as far as folding allows.
+    """
     generator = torch.Generator().manual_seed(seed)
     turned = random_rotations(inputs, group_size, seed)
     rest = (turned.theta, turned.pairs, turned.channel_scales)
@@ -69,8 +73,8 @@ def random_codes(name: str, inputs: int, outputs: int, group_size: int, seed: in
     def integers(low: int, high: int, *shape: int) -> torch.Tensor:
         return torch.randint(low, high, shape, generator=generator).to(torch.uint8)
 
-    if name == "mxfp4":
-        exponents = integers(112, 125, outputs, inputs // BLOCK)
+    if name in ("mxfp4", "folded"):
+        exponents = integers(125 - MOST_APART - 1 - 8 * (name == "mxfp4"), 125, outputs, inputs // BLOCK)
         return Mxfp4Projection(Mxfp4Spec(group_size, 8), integers(0, 16, outputs, inputs), exponents, *rest)
     lloyd = name == "int4-lloyd"
     bits = 4 if lloyd else int(name.removeprefix("int"))

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import paroquant_gfx1201
-from paroquant_gfx1201 import attest
+from paroquant_gfx1201 import attest, knobs
 from paroquant_gfx1201.errors import PluginError
 
 LAYER = attest.LayerRecord("model.layers.0.mlp.down_proj", "cpu_reference", 5, "int5-bitplane", 64, 8, [576], 1536, 576)
@@ -45,6 +45,29 @@ def test_the_file_says_what_the_process_sees(tmp_path: Path) -> None:
     assert document["counts"] == {"ours": 1, "unquantized": 1}
     assert document["layers"][0]["partitions"] == [576]
     assert document["unquantized"] == [{"name": "lm_head", "kind": "lm_head"}]
+
+
+def test_a_knob_that_changes_nothing_here_is_said_with_the_reason(tmp_path: Path) -> None:
+    given = {**environment(tmp_path), "RADIANCE_PQ_ROT_STREAM": "1", "RADIANCE_PQ_ATILED": "0"}
+    said = attest.Attestation().document(given)["without_effect"]
+    assert list(said) == ["RADIANCE_PQ_ROT_STREAM"]
+    assert "the fused producers of kernels/hip have no caller" in said["RADIANCE_PQ_ROT_STREAM"]
+    assert not set(knobs.WITHOUT_EFFECT) & {*knobs.SWITCHES, *knobs.INTEGERS, *knobs.CHOICES}
+
+
+def test_a_bf16_layer_that_could_be_ours_is_attested_with_its_path() -> None:
+    attestation = attest.Attestation(unquantized={"m.in_proj_ba": "linear", "lm_head": "lm_head"})
+    attestation.narrow["m.in_proj_ba"] = attest.NarrowRecord("vllm", None, {"hip_gfx1201": "N=12"})
+    assert attestation.document({})["unquantized"] == [
+        {
+            "name": "m.in_proj_ba",
+            "kind": "linear",
+            "path": "vllm",
+            "most_rows": None,
+            "declined": {"hip_gfx1201": "N=12"},
+        },
+        {"name": "lm_head", "kind": "lm_head"},
+    ]
 
 
 def test_a_rewrite_leaves_one_complete_file(tmp_path: Path) -> None:

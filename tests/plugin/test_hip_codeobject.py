@@ -12,7 +12,8 @@ from paroquant_gfx1201.roofline import R9700
 from tests.plugin.hip_cases import needs_clang
 
 VERSIONS = [pytest.param(version, marks=needs_clang(version)) for version in (19, 22)]
-KINDS = ("int4_int8", "int4_e4m3", "int5_int8", "int5_e4m3", "mxfp4_e4m3", "lloyd_e4m3")
+KINDS = ("int4_int8", "int4_e4m3", "int5_int8", "int5_e4m3", "mxfp4_e4m3", "folded_e4m3", "lloyd_e4m3")
+TILED = (*(f"{kind} token" for kind in KINDS), "int4_int8 group", "int5_int8 group")
 EPILOGUES = (
     *("int4_int8 group", "int4_int8 token", "int5_int8 group", "int5_int8 token"),
     *("int5_e4m3 token", "lloyd_e4m3 token"),
@@ -21,7 +22,7 @@ SCALES = ("group", "token")
 FUSED = ("silu_mul", "sigmoid_gate", "gated_norm", "add_norm")
 LDS_OF_WORKGROUP = 65536
 
-CODE_BYTES = {"int4": 0.5, "int5": 0.625, "mxfp4": 0.5, "lloyd": 0.5}
+CODE_BYTES = {"int4": 0.5, "int5": 0.625, "mxfp4": 0.5, "folded": 0.5, "lloyd": 0.5}
 
 
 @cache
@@ -46,11 +47,14 @@ def test_every_kernel_is_there(compiled: dict[str, KernelCode]) -> None:
         for group in (64, 128)
         for krot in (1, 8)
     }
+    tiled_rows = ("token_int8", "token_e4m3", "group_int8")
+    producers |= {f"{rows}_g{group}_r{krot}_tiles" for rows in tiled_rows for group in (64, 128) for krot in (1, 8)}
     prefill = {
         f"prefill_{kind}_g{group}_{granularity}" for kind in KINDS for group in (64, 128) for granularity in SCALES
     }
-    for kind, granularity in (each.split() for each in EPILOGUES):
-        prefill |= {f"prefill_{kind}_g{group}_{granularity}_epilogue" for group in (64, 128)}
+    for kinds, last in ((TILED, "tiles"), (EPILOGUES, "tiles_epilogue")):
+        for kind, granularity in (each.split() for each in kinds):
+            prefill |= {f"prefill_{kind}_g{group}_{granularity}_{last}" for group in (64, 128)}
     fused = {f"{kind}_{element}_g{group}" for kind in FUSED for element in ("int8", "e4m3") for group in (64, 128)}
     skinny = {f"skinny_bf16_m{rows}" for rows in (16, 32, 64)}
     assert set(compiled) == decode | fused | prefill | producers | skinny
@@ -96,9 +100,34 @@ def test_decode_waits_for_memory_and_not_for_instructions(compiled: dict[str, Ke
         assert clocks <= allowed * arrive, (kernel.name, clocks, arrive)
 
 
-PREFILL_VALU = {"int4": 70, "int5": 80, "mxfp4": 150, "lloyd": 60}
+PREFILL_VALU = {"int4": 70, "int5": 80, "mxfp4": 150, "folded": 22, "lloyd": 60}
 """Of a group's 16 x 16 outputs, at most. The fold of a published kernel for this GPU is 16 (e4m3 per token); unpacking,
 scales, addresses and the conversion from int32 come on top here."""
+
+
+def test_folded_exponents_leave_the_sums_on_the_matrix_unit(compiled: dict[str, KernelCode]) -> None:
+    """Per token nothing is done to a product but to add the next: what is left unpacks weights, 8 words of a lane for
+    64 inputs and 16 outputs at up to six instructions each, and is less than a quarter of the matrix unit's clocks."""
+    for group in (64, 128):
+        for last in ("token", "token_tiles"):
+            kernel = compiled[f"prefill_folded_e4m3_g{group}_{last}"]
+            assert kernel.valu <= group // 64 * 8 * 6 + 16, (kernel.name, kernel.valu)
+            assert kernel.valu < R9700.wmma_clocks * kernel.count("v_wmma") / 4
+            assert 8 * kernel.valu < compiled[f"prefill_mxfp4_e4m3_g{group}_{last}"].valu, kernel.name
+        for rows in (16, 32, 64):
+            folded, plain = (compiled[f"decode_{form}_e4m3_g{group}_m{rows}"] for form in ("folded", "mxfp4"))
+            assert folded.valu < 0.6 * plain.valu, (folded.name, folded.valu, plain.valu)
+
+
+def test_rows_in_tiles_cost_the_loop_no_instruction_more(compiled: dict[str, KernelCode]) -> None:
+    """The same 16-byte loads, whose addresses are as cheap, and the same products: only where they lie is another."""
+    for name, kernel in compiled.items():
+        if name.startswith("prefill") and name.endswith("_tiles"):
+            plain = compiled[name.removesuffix("_tiles")]
+            assert kernel.count("global_load_b128") == plain.count("global_load_b128") >= 4, name
+            assert kernel.count("v_wmma") == plain.count("v_wmma") and kernel.valu <= plain.valu + 8, name
+        if name.startswith(("group", "token")) and name.endswith("_tiles"):
+            assert kernel.valu <= compiled[name.removesuffix("_tiles")].valu + 16, name
 
 
 def test_prefill_is_matrix_instructions_first(compiled: dict[str, KernelCode]) -> None:
@@ -125,8 +154,8 @@ def test_the_epilogue_takes_the_zero_point_out_of_the_loop(compiled: dict[str, K
             assert loop.count("v_wmma_f32_16x16x16_f16", loop=False) == 0, name
     # int4 by e4m3 rows takes centred codes from a table for it, and has still fewer.
     for group in (64, 128):
-        by_table = compiled[f"prefill_lloyd_e4m3_g{group}_token_epilogue"]
-        assert by_table.valu < compiled[f"prefill_int4_e4m3_g{group}_token"].valu
+        by_table = compiled[f"prefill_lloyd_e4m3_g{group}_token_tiles_epilogue"]
+        assert by_table.valu < compiled[f"prefill_int4_e4m3_g{group}_token_tiles"].valu
 
 
 def test_producers_convert_in_hardware_and_never_wait_for_other_waves(compiled: dict[str, KernelCode]) -> None:

@@ -25,6 +25,7 @@ KINDS = [
     ("int5", "int8"),
     ("int5", "e4m3"),
     ("mxfp4", "e4m3"),
+    ("folded", "e4m3"),
     ("int4-lloyd", "e4m3"),
 ]
 SHAPES = [  # K, group size, outputs of each projection, rows, shares of K

@@ -9,6 +9,7 @@ from paroquant_gfx1201 import reference
 from paroquant_gfx1201.errors import PluginError
 from paroquant_gfx1201.kernels import simt
 from paroquant_gfx1201.kernels.hip import layout, producer
+from paroquant_gfx1201.kernels.hip import rows as orders
 from paroquant_gfx1201.modes import Band
 from tests.plugin.hip_cases import LONG, as_bytes, needs_emulation, random_rotations, rotate_exactly
 
@@ -53,11 +54,17 @@ def adversarial_rows(count: int, inputs: int, seed: int) -> torch.Tensor:
     return x.bfloat16()
 
 
-def compare(x: torch.Tensor, rotations: list[layout.Rotations], element: str, granularity: str) -> None:
+def compare(
+    x: torch.Tensor, rotations: list[layout.Rotations], element: str, granularity: str, tiles: bool = False
+) -> None:
     table = torch.stack([layout.build(each) for each in rotations])
     krot = len(rotations[0].theta)
-    launch = producer.quantize_rows(x, table, element, granularity, rotations[0].group_size, krot)
+    launch = producer.quantize_rows(x, table, element, granularity, rotations[0].group_size, krot, tiles)
     codes, scales, row_sums = (written.complete() for written in simt.run(launch))
+    if tiles:
+        assert launch.kernel.endswith("_tiles")
+        held, codes = codes, orders.from_tiles(codes, len(x))
+        assert torch.equal(orders.to_tiles(codes), held), "rows past the last are not zeros"
     for index, each in enumerate(rotations):
         rotated = rotate_exactly(x, each)
         assert torch.isfinite(rotated).all()
@@ -76,6 +83,18 @@ def test_codes_scales_and_row_sums_are_the_references(
 ) -> None:
     rotations = [random_rotations(inputs, group_size, seed) for seed in range(count)]
     compare(adversarial_rows(rows, inputs, rows), rotations, element, granularity)
+
+
+@pytest.mark.parametrize(("element", "granularity"), [("int8", "group"), ("int8", "token"), ("e4m3", "token")])
+@pytest.mark.parametrize(
+    ("inputs", "group_size", "count", "rows", "krot"),
+    [(576, 64, 2, 17, 8), (384, 128, 3, 40, 8), (5120, 128, 1, 1, 8), (128, 64, 1, 33, 1), (256, 128, 2, 15, 1)],
+)
+def test_tiles_hold_the_same_codes_and_zeros_past_the_last_row(
+    inputs: int, group_size: int, count: int, rows: int, krot: int, element: str, granularity: str
+) -> None:
+    rotations = [random_rotations(inputs, group_size, seed, krot) for seed in range(count)]
+    compare(adversarial_rows(rows, inputs, rows), rotations, element, granularity, tiles=True)
 
 
 @pytest.mark.parametrize(("element", "granularity"), MODES)
@@ -98,6 +117,8 @@ def test_rows_of_another_width_or_type_are_refused() -> None:
         producer.quantize_rows(torch.zeros(1, 256).bfloat16(), table, "int8", "group", 128, 8)
     with pytest.raises(PluginError, match=r"not torch\.float32"):
         producer.quantize_rows(torch.zeros(1, 128), table, "int8", "group", 128, 8)
+    with pytest.raises(PluginError, match="e4m3 rows with a scale per group in tiles"):
+        producer.quantize_rows(torch.zeros(1, 128).bfloat16(), table, "e4m3", "group", 128, 8, tiles=True)
     long = torch.zeros(1, 192, layout.table_words(128, 8), 32, dtype=torch.int32)
     with pytest.raises(PluginError, match="K=24576 does not fit LDS"):
         producer.quantize_rows(torch.zeros(1, 192 * 128).bfloat16(), long, "int8", "token", 128, 8)

@@ -79,10 +79,14 @@ def test_a_planted_fault_is_found(file: str, old: str, new: str, found: str) -> 
 
 def test_what_it_does_not_take_is_refused() -> None:
     x, weight = operands(64, 16, 3)
-    with pytest.raises(PluginError, match=r"not torch\.float32 by torch\.bfloat16"):
+    with pytest.raises(PluginError, match=r"is torch\.bfloat16 of K=64, the rows are torch\.float32 of K=64"):
         skinny.skinny(x.float(), weight)
-    with pytest.raises(PluginError, match="the weight has K=32, the rows have K=64"):
+    with pytest.raises(PluginError, match="multiplies bfloat16, not float32"):
+        skinny.skinny(x.float(), weight.float())
+    with pytest.raises(PluginError, match=r"of K=32, the rows are torch\.bfloat16 of K=64"):
         skinny.skinny(x, weight[:, :32])
+    with pytest.raises(PluginError, match="K in multiples of 32, not K=48"):
+        skinny.skinny(x[:, :48], weight[:, :48])
     with pytest.raises(PluginError, match="1 to 64 rows, not 65"):
         skinny.skinny(x.new_zeros(65, 64), weight)
     with pytest.raises(PluginError, match="multiples of 8, not N=12"):

@@ -15,13 +15,15 @@ ZPE = {**PG, "RADIANCE_PQ_ZPE": "1"}
 @pytest.mark.parametrize(
     ("environment", "prefill"),
     [
-        ({}, Band("e4m3", "token", "loop")),
+        ({}, Band("e4m3", "token", "loop", "tiles")),
+        ({"RADIANCE_PQ_ATILED": "0"}, Band("e4m3", "token", "loop")),
         ({"RADIANCE_PQ_PTOK": "0"}, Band("e4m3", "group", "loop")),
-        (I8, Band("int8", "token", "loop")),
+        (I8, Band("int8", "token", "loop", "tiles")),
         ({**I8, "RADIANCE_PQ_PTOK": "0"}, Band("int8", "group", "loop")),
-        (PG, Band("int8", "group", "loop")),
-        (ZPE, Band("int8", "group", "epilogue")),
-        ({"RADIANCE_PQ_ZPE": "1"}, Band("e4m3", "token", "epilogue")),
+        (PG, Band("int8", "group", "loop", "tiles")),
+        ({**PG, "RADIANCE_PQ_ATILED": "0"}, Band("int8", "group", "loop")),
+        (ZPE, Band("int8", "group", "epilogue", "tiles")),
+        ({"RADIANCE_PQ_ZPE": "1"}, Band("e4m3", "token", "epilogue", "tiles")),
     ],
 )
 def test_the_prefill_band_is_what_the_knobs_say(environment: dict, prefill: Band) -> None:

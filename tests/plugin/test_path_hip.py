@@ -22,12 +22,22 @@ from tests.plugin.vllm_layers import _fresh, _one_rank, load, prepared, run, tok
 pytestmark = [pytest.mark.vllm, needs_emulation, needs_clang(19)]
 
 KERNELS = (
-    only("producer.hip", '#include "producer.h"\nPRODUCERS(64, 8, int8, INT8)\n'),
-    only("decode.hip", '#include "decode.h"\nDECODE(INT5, int5, INT8, int8, 64, 16)\n'),
+    only(
+        "producer.hip",
+        '#include "producer.h"\nPRODUCERS(64, 8, int8, INT8)\nPRODUCERS(64, 8, e4m3, E4M3)\n'
+        "BY_GROUP(64, 8, int8, INT8, TILED, _tiles)\n",
+    ),
+    only(
+        "decode.hip",
+        '#include "decode.h"\nDECODE(INT5, int5, INT8, int8, 64, 16)\nDECODE(FOLDED, folded, E4M3, e4m3, 64, 16)\n'
+        "DECODE(MXFP4, mxfp4, E4M3, e4m3, 64, 16)\n",
+    ),
     only(
         "prefill.hip",
-        '#include "prefill.h"\nPREFILL(INT5, int5, INT8, int8, 64, token, true)\n'
-        "PREFILL_EPILOGUE(INT5, int5, INT8, int8, 64, token, true)\n",
+        '#include "prefill.h"\nPREFILL(INT5, int5, INT8, int8, 64, token, true, ROW_MAJOR, )\n'
+        "PREFILL(INT5, int5, INT8, int8, 64, token, true, TILED, _tiles)\n"
+        "PREFILL_EPILOGUE(INT5, int5, INT8, int8, 64, token, true)\n"
+        "PREFILL_EPILOGUE(INT5, int5, INT8, int8, 64, group, false)\n",
     ),
 )
 STREAM = 0x5150
@@ -70,17 +80,23 @@ def merged_layer():
 
 
 @pytest.mark.parametrize(
-    ("count", "kernels"),
+    ("count", "tiled", "kernels"),
     [
-        (5, ["group_int8_g64_r8", "decode_int5_int8_g64_m16"]),
-        (66, ["token_int8_g64_r8", "prefill_int5_int8_g64_token"]),
+        (5, "1", ["group_int8_g64_r8", "decode_int5_int8_g64_m16"]),
+        (66, "1", ["token_int8_g64_r8_tiles", "prefill_int5_int8_g64_token_tiles"]),
+        (66, "0", ["token_int8_g64_r8", "prefill_int5_int8_g64_token"]),
     ],
 )
-def test_each_band_launches_its_kernels_on_the_current_stream(count: int, kernels: list[str], drivers: Drivers) -> None:
+def test_each_band_launches_its_kernels_on_the_current_stream(
+    count: int, tiled: str, kernels: list[str], drivers: Drivers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RADIANCE_PQ_ATILED", tiled)
     layer, parts = merged_layer()
     x = tokens(count)
     y = run(layer, x)
     assert drivers.launched == kernels
+    bands = attest.process.layers["m.qkv_proj"].bands
+    assert (bands["decode"].order, bands["prefill"].order) == ("rows", "tiles" if tiled == "1" else "rows")
     _, product = layer.paroquant_layer.linear.multiply(x)
     assert torch.equal(product.y, y)
     exact = []
@@ -95,9 +111,37 @@ def test_the_epilogue_is_launched_where_the_mode_has_it(drivers: Drivers, monkey
     layer, parts = merged_layer()
     x = tokens(66)
     y = run(layer, x)
-    assert drivers.launched == ["token_int8_g64_r8", "prefill_int5_int8_g64_token_epilogue"]
+    assert drivers.launched == ["token_int8_g64_r8_tiles", "prefill_int5_int8_g64_token_tiles_epilogue"]
     assert relative(y, expected(x, parts)) < ROUNDED
     assert attest.process.layers["m.qkv_proj"].bands["prefill"].zero_point == "epilogue"
+
+
+def test_few_rows_of_the_prefill_band_keep_its_epilogue(drivers: Drivers, monkeypatch: pytest.MonkeyPatch) -> None:
+    for knob, value in (("ZPE", "1"), ("PG", "1"), ("DECODE_MAX_M", "3")):
+        monkeypatch.setenv(f"RADIANCE_PQ_{knob}", value)
+    layer, parts = merged_layer()
+    x = tokens(5)
+    y = run(layer, x)
+    assert drivers.launched == ["group_int8_g64_r8_tiles", "prefill_int5_int8_g64_group_tiles_epilogue"]
+    assert relative(y, expected(x, parts)) < ROUNDED
+
+
+@pytest.mark.parametrize("form", ["folded", "mxfp4"])
+def test_mxfp4_is_folded_where_its_exponents_allow_it(
+    form: str, drivers: Drivers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RADIANCE_PQ_I8", "0")
+    made = [random_codes(form, INPUTS, outputs, 64, outputs) for outputs in (32, 64)]
+    weights = Weights(made, torch.bfloat16, torch.device("cpu"))
+    linear = BandedLinear(weights, Mode.from_environment(os.environ))
+    assert linear.choices["decode"].path.form(weights) == form
+    _, product = linear.multiply(tokens(5))
+    assert drivers.launched == ["group_e4m3_g64_r8", f"decode_{form}_e4m3_g64_m16"]
+    exact = []
+    for part, rows in zip(made, product.activations(), strict=True):
+        weight = reference.prepare(part)
+        exact.append(reference.same_codes(rows, weight.weight, weight.offsets))
+    assert_rounded_once(product.y, torch.cat(exact, 1))
 
 
 @pytest.mark.usefixtures("drivers")
@@ -125,5 +169,6 @@ def test_check_mode_holds_what_was_launched_against_float64(tmp_path: Path, monk
     worst = document["check"]["hip_gfx1201:int32:int8:group:loop:bfloat16"]
     assert 1e-3 < worst["relative_error"] < 2e-3
     bands = document["layers"][0]["bands"]
-    assert bands["decode"] == bands["prefill"] == {"path": "hip_gfx1201", "zero_point": "loop", "declined": {}}
+    common = {"path": "hip_gfx1201", "form": "int5", "zero_point": "loop", "declined": {}}
+    assert bands == {"decode": {**common, "order": "rows"}, "prefill": {**common, "order": "tiles"}}
     assert attest.process.layers["m.qkv_proj"].path == "hip_gfx1201"

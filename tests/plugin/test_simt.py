@@ -16,7 +16,10 @@ from tests.plugin.test_hip_decode import launch_for
 pytestmark = needs_emulation
 
 ONE_DECODE = only("decode.hip", '#include "decode.h"\nDECODE(INT4, int4, INT8, int8, 128, 16)\n')
-ONE_PRODUCER = only("producer.hip", '#include "producer.h"\nPRODUCERS(128, 8, int8, INT8)\n')
+ONE_PRODUCER = only(
+    "producer.hip",
+    '#include "producer.h"\nPRODUCERS(128, 8, int8, INT8)\nBY_GROUP(128, 8, int8, INT8, TILED, _tiles)\n',
+)
 
 
 def run_decode(*edits: Edit) -> tuple[list[simt.Written], torch.Tensor]:
@@ -25,10 +28,10 @@ def run_decode(*edits: Edit) -> tuple[list[simt.Written], torch.Tensor]:
     return simt.run(launch, (ONE_DECODE, *edits)), expected
 
 
-def run_producer(*edits: Edit, granularity: str = "group") -> list[simt.Written]:
+def run_producer(*edits: Edit, granularity: str = "group", tiles: bool = False) -> list[simt.Written]:
     x = torch.randn(9, 384, generator=torch.Generator().manual_seed(0)).bfloat16()
     table = layout.build(random_rotations(384, 128, 0)).unsqueeze(0)
-    return simt.run(producer.quantize_rows(x, table, "int8", granularity, 128, 8), (ONE_PRODUCER, *edits))
+    return simt.run(producer.quantize_rows(x, table, "int8", granularity, 128, 8, tiles), (ONE_PRODUCER, *edits))
 
 
 def test_without_a_fault_nothing_is_found() -> None:
@@ -44,6 +47,29 @@ def test_a_row_too_many_is_a_write_outside_the_buffer() -> None:
     tail = Edit("producer.h", "row < M; row += shares", "row <= M; row += shares")
     with pytest.raises(EmulationError, match="heap-buffer-overflow"):
         run_producer(tail)
+
+
+@pytest.mark.parametrize(
+    ("granularity", "old", "new"),
+    [
+        ("group", "row < places_of<ORDER>(M); row += shares", "row < M; row += shares"),
+        (
+            "token",
+            "    for (int group = wave; group < groups; group += waves)\n      store",
+            "    if (wave < 0)\n      store",
+        ),
+    ],
+)
+def test_a_row_of_a_tile_past_the_last_that_nobody_writes_is_found(granularity: str, old: str, new: str) -> None:
+    if granularity == "token":
+        new = f"    int group = 0;\n{new}"
+    with pytest.raises(EmulationError, match="elements were never written"):
+        run_producer(Edit("producer.h", old, new), granularity=granularity, tiles=True)[0].complete()
+
+
+def test_a_value_that_is_not_the_same_in_a_wave_is_found() -> None:
+    with pytest.raises(EmulationError, match="same_in_wave: "):
+        run_producer(Edit("producer.h", "same_in_wave(thread_id() / WAVE)", "same_in_wave(thread_id() / 16)"))
 
 
 def test_a_clamp_of_rows_that_is_off_by_one_reads_outside_the_buffer() -> None:

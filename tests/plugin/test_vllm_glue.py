@@ -211,8 +211,8 @@ def test_each_loaded_layer_is_attested(tmp_path: Path, monkeypatch: pytest.Monke
             "out_features": 256,
             "source": None,
             "bands": {
-                "decode": {"path": "cpu_int8", "zero_point": "loop", "declined": {}},
-                "prefill": {"path": "cpu_int8", "zero_point": "loop", "declined": {}},
+                band: {"path": "cpu_int8", "form": "int5", "zero_point": "loop", "order": "rows", "declined": {}}
+                for band in ("decode", "prefill")
             },
         }
     ]

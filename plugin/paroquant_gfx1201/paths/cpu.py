@@ -6,7 +6,7 @@ import torch
 
 from paroquant_gfx1201 import reference, rotation
 from paroquant_gfx1201.kernels import cpu
-from paroquant_gfx1201.modes import Band, ZeroPoint
+from paroquant_gfx1201.modes import Band, Order, ZeroPoint
 from paroquant_gfx1201.paths.path import Prepared, Product
 from paroquant_gfx1201.paths.weights import Weights
 from paroquant_gfx1201.reference import PreparedWeight
@@ -32,9 +32,17 @@ class CpuReference:
         """Every layer on a CPU is taken."""
         return "" if weights.device.type == "cpu" else f"it runs on a CPU, not on {weights.device}"
 
+    def form(self, weights: Weights) -> str:
+        """The format."""
+        return weights.kind
+
     def zero_point(self, band: Band) -> ZeroPoint:
         """The band's own."""
         return band.zero_point
+
+    def order(self, band: Band) -> Order:
+        """Row after row: it has no other."""
+        return "rows"
 
     def prepare(self, weights: Weights, epilogue: bool) -> Prepared:
         """Weights in f32, and as integers where they are."""
@@ -75,9 +83,17 @@ class CpuInt8:
             return f"groups of {spec.group_size} and N={wrong} do not fill vectors of {cpu.LANES}"
         return cpu.reason_against()
 
+    def form(self, weights: Weights) -> str:
+        """The format."""
+        return weights.kind
+
     def zero_point(self, band: Band) -> ZeroPoint:
         """The band's own."""
         return band.zero_point
+
+    def order(self, band: Band) -> Order:
+        """Row after row: it has no other."""
+        return "rows"
 
     def prepare(self, weights: Weights, epilogue: bool) -> Prepared:
         """Codes and scales in the order of the vectors; the f32 weights are not kept."""

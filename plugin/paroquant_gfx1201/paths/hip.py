@@ -9,13 +9,14 @@ from paroquant_gfx1201.errors import PluginError
 from paroquant_gfx1201.formats.mxfp4 import Mxfp4Projection
 from paroquant_gfx1201.formats.projection import Projection
 from paroquant_gfx1201.kernels.hip import layout, producer
+from paroquant_gfx1201.kernels.hip import rows as orders
 from paroquant_gfx1201.kernels.hip import weights as fragments
 from paroquant_gfx1201.kernels.hip.decode import ROWS, counters, decode
 from paroquant_gfx1201.kernels.hip.launch import SOURCES, Launch
 from paroquant_gfx1201.kernels.hip.loader import Loader
 from paroquant_gfx1201.kernels.hip.prefill import prefill
-from paroquant_gfx1201.kernels.hip.prefill import refusal as epilogue_refusal
-from paroquant_gfx1201.modes import Band, ZeroPoint
+from paroquant_gfx1201.kernels.hip.prefill import refusal as prefill_refusal
+from paroquant_gfx1201.modes import Band, Order, ZeroPoint
 from paroquant_gfx1201.paths.path import Prepared, Product
 from paroquant_gfx1201.paths.weights import Weights
 from paroquant_gfx1201.reference import Activations
@@ -72,13 +73,21 @@ class HipGfx1201:
             return f"it takes bfloat16 rows, not {str(weights.dtype)[6:]}"
         if band.granularity == "token" and weights.inputs > producer.MOST_TOKEN_INPUTS:
             return f"a row of K={weights.inputs} does not fit LDS: per token it takes {producer.MOST_TOKEN_INPUTS}"
-        if band.zero_point == "epilogue" and (reason := epilogue_refusal(band.element, band.granularity)):
+        if reason := prefill_refusal(band.element, band.granularity, band.zero_point, band.order == "tiles"):
             return reason
         return fragments.refusal(weights.projections) or reason_against_launching()
+
+    def form(self, weights: Weights) -> str:
+        """MXFP4 is folded where its exponents allow it."""
+        return fragments.form_of(weights.projections)
 
     def zero_point(self, band: Band) -> ZeroPoint:
         """The band's own."""
         return band.zero_point
+
+    def order(self, band: Band) -> Order:
+        """The band's own."""
+        return band.order
 
     def prepare(self, weights: Weights, epilogue: bool) -> Prepared:
         """Rotation tables, and codes in fragment order."""
@@ -90,18 +99,20 @@ class HipGfx1201:
         counters(device, packed.outputs // fragments.TILE)
 
         def multiply(rows: torch.Tensor, band: Band) -> Product:
+            tiles = band.order == "tiles"
             produced = producer.quantize_rows(
-                rows.contiguous(), table, band.element, band.granularity, spec.group_size, krot
+                rows.contiguous(), table, band.element, band.granularity, spec.group_size, krot, tiles
             )
             quantized = run(produced, device)
-            few = len(rows) <= ROWS[-1] and band.granularity == "group"
+            # The decode GEMM reads rows as they are, with the zero point in the loop.
+            few = len(rows) <= ROWS[-1] and band.granularity == "group" and not tiles
             if few:
                 launch = decode(*quantized, packed, band.element)
             else:
                 launch = prefill(*quantized, packed, band.element, band.zero_point)
             sums = "int32" if band.element == "int8" else "f32"
             y = packed.outputs_of(run(launch, device)[0])
-            return Product(y, sums, lambda: _as_reference(quantized, band))
+            return Product(y, sums, lambda: _as_reference(quantized, len(rows), band))
 
         return multiply
 
@@ -117,9 +128,11 @@ def rotations_of(projection: Projection | Mxfp4Projection) -> layout.Rotations:
     return layout.Rotations(still, pairs, one, size)
 
 
-def _as_reference(quantized: list[torch.Tensor], band: Band) -> list[Activations]:
+def _as_reference(quantized: list[torch.Tensor], rows: int, band: Band) -> list[Activations]:
     """Each rotation's rows in the reference's layout, on the CPU."""
     codes, scales, row_sums = (tensor.cpu() for tensor in quantized)
+    if orders.in_tiles(codes):
+        codes = orders.from_tiles(codes, rows)
     values = codes.view(torch.int8 if band.element == "int8" else torch.float8_e4m3fn).float()
     values = values.unflatten(2, (row_sums.shape[1], -1)).transpose(1, 2)
     return [Activations(*each) for each in zip(values, scales.unsqueeze(-1), row_sums, strict=True)]

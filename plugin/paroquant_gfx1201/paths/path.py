@@ -6,7 +6,7 @@ from typing import Protocol
 
 import torch
 
-from paroquant_gfx1201.modes import Band, ZeroPoint
+from paroquant_gfx1201.modes import Band, Order, ZeroPoint
 from paroquant_gfx1201.paths.weights import Weights
 from paroquant_gfx1201.reference import Activations
 
@@ -36,8 +36,16 @@ class Path(Protocol):
         """Why it does not multiply ``weights`` with the numerics of ``band``; empty where it does."""
         ...
 
+    def form(self, weights: Weights) -> str:
+        """What its kernels multiply: the format, or what it makes of that."""
+        ...
+
     def zero_point(self, band: Band) -> ZeroPoint:
         """The form in which it corrects the zero point there."""
+        ...
+
+    def order(self, band: Band) -> Order:
+        """How it lays activation codes out there."""
         ...
 
     def prepare(self, weights: Weights, epilogue: bool) -> Prepared:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from paroquant_gfx1201 import reference
-from paroquant_gfx1201.modes import Band, ZeroPoint
+from paroquant_gfx1201.modes import Band, Order, ZeroPoint
 from paroquant_gfx1201.paths.path import Prepared, Product
 from paroquant_gfx1201.paths.weights import Weights
 from paroquant_gfx1201.reference import Activations
@@ -34,9 +34,17 @@ class Triton:
         on_gpu = weights.device.type == "cuda"
         return "" if on_gpu or INTERPRETED else f"it runs on a GPU, not on {weights.device}"
 
+    def form(self, weights: Weights) -> str:
+        """The format."""
+        return weights.kind
+
     def zero_point(self, band: Band) -> ZeroPoint:
         """Exactly, in f32, whatever the band says: no f16 epilogue exists here."""
         return "loop"
+
+    def order(self, band: Band) -> Order:
+        """Row after row: it has no other."""
+        return "rows"
 
     def prepare(self, weights: Weights, epilogue: bool) -> Prepared:
         """Rotations as three bf16 terms, codes in half-group order."""

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
+from vllm.model_executor.layers.linear import LinearBase
 from vllm.model_executor.layers.quantization.base_config import (
     QuantizationConfig,
     QuantizeMethodBase,
@@ -19,6 +19,7 @@ from paroquant_gfx1201.formats.checkpoint import Spec, check_headers, read_heade
 from paroquant_gfx1201.formats.spec import GPTQMODEL_METHOD, METHOD
 from paroquant_gfx1201.vllm_glue import op
 from paroquant_gfx1201.vllm_glue.linear import ParoQuantLinearMethod
+from paroquant_gfx1201.vllm_glue.narrow import unquantized
 
 GFX1201 = 120
 """vLLM's capability number for gfx12.0."""
@@ -126,8 +127,7 @@ class ParoQuantConfig(QuantizationConfig):
         if isinstance(layer, LinearBase):
             if self._is_quantized(prefix):
                 return ParoQuantLinearMethod(self.spec, prefix)
-            attest.process.unquantized[prefix] = "linear"
-            return UnquantizedLinearMethod()
+            return unquantized(prefix)
         kind = type(layer).__name__
         if is_experts(layer):
             raise PluginError(f"{prefix}: mixture-of-experts layers are not supported")

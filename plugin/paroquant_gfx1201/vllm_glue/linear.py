@@ -126,10 +126,12 @@ class PathLinearMethod(LinearMethodBase):
         layer.paroquant_layer, layer.paroquant_handle = added, added.handle
         bands = {}
         for name, choice in added.linear.choices.items():
-            form = choice.path.zero_point(added.linear.mode.bands[name])
-            bands[name] = attest.BandRecord(choice.path.name, form, choice.declined)
-            for path, reason in choice.declined.items():
-                _say_declined(f"{path}: {reason}")
+            band = added.linear.mode.bands[name]
+            path = choice.path
+            numerics = (path.form(weights), path.zero_point(band), path.order(band))
+            bands[name] = attest.BandRecord(path.name, *numerics, choice.declined)
+            for name_of_path, reason in choice.declined.items():
+                _say_declined(f"{name_of_path}: {reason}")
         spec, sizes = weights.spec, layer.paroquant_partitions
         attest.process.layers[self.prefix] = attest.LayerRecord(
             self.prefix,

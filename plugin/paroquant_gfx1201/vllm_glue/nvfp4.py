@@ -10,11 +10,7 @@ from typing import Any
 
 import torch
 from torch.nn import Parameter
-from vllm.model_executor.layers.linear import (
-    LinearBase,
-    UnquantizedLinearMethod,
-    register_weight_loader_v2_supported_method,
-)
+from vllm.model_executor.layers.linear import LinearBase, register_weight_loader_v2_supported_method
 from vllm.model_executor.layers.quantization.base_config import QuantizationConfig, QuantizeMethodBase
 from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
 from vllm.model_executor.parameter import ChannelQuantScaleParameter, ModelWeightParameter
@@ -29,6 +25,7 @@ from paroquant_gfx1201.quantize_fp4 import requantize, to_mxfp4
 from paroquant_gfx1201.vllm_glue import op
 from paroquant_gfx1201.vllm_glue.config import GFX1201, is_experts, local_directory, merged_parts, refuse_experts
 from paroquant_gfx1201.vllm_glue.linear import PathLinearMethod, partition_parameters, progress, refusal
+from paroquant_gfx1201.vllm_glue.narrow import unquantized
 
 METHOD = "paroquant_nvfp4"
 BF16_MERGED = "in_proj_ba"
@@ -137,8 +134,7 @@ class Nvfp4Config(QuantizationConfig):
         (kind,) = kinds
         requantize_ba = knobs.choice(os.environ, "RADIANCE_NVFP4_BF16_LAYERS") == BF16_MERGED
         if kind == "bf16" and not (requantize_ba and prefix.rpartition(".")[2] == BF16_MERGED):
-            attest.process.unquantized[prefix] = "linear"
-            return UnquantizedLinearMethod()
+            return unquantized(prefix)
         _expect(kind, parts)
         return RequantizingLinearMethod(self, prefix, kind, parts)
 

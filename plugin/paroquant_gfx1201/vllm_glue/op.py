@@ -16,9 +16,11 @@ from paroquant_gfx1201.check import Checker
 from paroquant_gfx1201.errors import PluginError
 from paroquant_gfx1201.modes import Mode
 from paroquant_gfx1201.paths import BandedLinear, Weights
+from paroquant_gfx1201.paths import narrow as narrow_path
 from paroquant_gfx1201.paths.path import Product
 
 NAME = "paroquant_gfx1201_linear"
+NARROW = "paroquant_gfx1201_narrow"
 
 
 @cache
@@ -94,10 +96,20 @@ def _fake(x: torch.Tensor, handle: torch.Tensor, outputs: int) -> torch.Tensor:
     return x.new_empty(*x.shape[:-1], outputs)
 
 
+def narrow(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """y [..., N] of x [..., K] by a bf16 weight [N, K]; the number of rows decides in here how, not in the graph."""
+    return narrow_path.multiply(x.reshape(-1, x.shape[-1]), weight).view(*x.shape[:-1], len(weight))
+
+
+def _fake_narrow(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return x.new_empty(*x.shape[:-1], len(weight))
+
+
 def register() -> None:
-    """Define torch.ops.vllm.paroquant_gfx1201_linear, once per process."""
+    """Define torch.ops.vllm.paroquant_gfx1201_linear and _narrow, once per process."""
     if hasattr(torch.ops.vllm, NAME):
         return
     from vllm.utils.torch_utils import direct_register_custom_op
 
     direct_register_custom_op(op_name=NAME, op_func=linear, fake_impl=_fake)
+    direct_register_custom_op(op_name=NARROW, op_func=narrow, fake_impl=_fake_narrow)

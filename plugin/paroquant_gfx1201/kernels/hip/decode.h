@@ -1,8 +1,7 @@
 // Decode GEMM: few rows, so that the time is the time to read the weights once.
 //
-// codes bytes [P, M, K]; scales, row_sums f32 [P, G, M]; weights as weights.FragmentWeight, whose levels
-// LLOYD has as its plane; y bf16 [M, N];
-// partial f32 [shares, M, N] and arrived int32 [N / 32], zero before and after, where shares > 1.
+// codes bytes [P, M, K]; scales, row_sums f32 [P, G, M]; weights as weights.FragmentWeight, whose levels LLOYD has as its
+// plane; y bf16 [M, N]; partial f32 [shares, M, N] and arrived int32 [N / 32], zero before and after, where shares > 1.
 //
 // Grid (N / 32, shares): a workgroup has 32 outputs of one rotation and a share of the groups, which its waves take in
 // turns.
@@ -44,11 +43,14 @@ DEVICE void multiply(const u8* codes, const float* scales, const float* row_sums
       v4i rows[GROUP / 32];
       load_rows<GROUP>(codes + static_cast<long>(row) * K, group, lane, rows);
       float row_scale = scales[static_cast<long>(group) * M + row];
-      float sum_of_codes = FORMAT == MXFP4 ? 0.0f : row_sums[static_cast<long>(group) * M + row];
+      float sum_of_codes = !HAS_ZERO_POINTS<FORMAT> ? 0.0f : row_sums[static_cast<long>(group) * M + row];
 #pragma unroll
-      for (int t = 0; t < TILES; t++) folds[t].fold(bytes[t], rows, row_scale, sum_of_codes, total[t][r]);
+      for (int t = 0; t < TILES; t++)
+        folds[t].template fold<false>(bytes[t], rows, row_scale, sum_of_codes, total[t][r]);
     }
   }
+  for (int t = 0; t < TILES; t++)
+    for (int r = 0; r < ROW_TILES; r++) scale_outputs<FORMAT>(steps, tile * TILES + t, lane, total[t][r]);
 
   add_up<WAVES, TILES, ROW_TILES>(total, y, partial, arrived, tile, share, shares, M, N);
 }

@@ -7,6 +7,7 @@ import torch
 from paroquant_gfx1201.errors import PluginError
 from paroquant_gfx1201.kernels.hip.launch import WAVE, InOut, Launch, Out
 from paroquant_gfx1201.kernels.hip.producer import COMPUTE_UNITS
+from paroquant_gfx1201.kernels.hip.rows import sizes
 from paroquant_gfx1201.kernels.hip.weights import TILE, FragmentWeight
 
 SOURCE = "decode.hip"
@@ -39,15 +40,15 @@ def rotation_starts(weight: FragmentWeight) -> list[int]:
 def check_rows(
     codes: torch.Tensor, scales: torch.Tensor, weight: FragmentWeight, element: str, granularity: str
 ) -> None:
-    """Raise PluginError unless the producer's codes [P, M, K] and scales fit the weight."""
-    rotations, rows, inputs = codes.shape
+    """Raise PluginError unless the producer's codes, in either order of ``rows``, and scales fit the weight."""
+    rotations, rows, inputs = sizes(codes, scales.shape[2])
     per_row = inputs // weight.group_size if granularity == "group" else 1
     if inputs != weight.inputs or rotations != len(weight.widths) or scales.shape != (rotations, per_row, rows):
         raise PluginError(
             f"the weight has K={weight.inputs} and {len(weight.widths)} rotations, the rows have K={inputs}, "
             f"{rotations} rotations and scales of shape {list(scales.shape)}"
         )
-    if weight.format in ("mxfp4", "lloyd") and element != "e4m3":
+    if weight.format in ("mxfp4", "folded", "lloyd") and element != "e4m3":
         raise PluginError(f"{weight.format} weights are e4m3 values: the rows must be e4m3 too")
 
 

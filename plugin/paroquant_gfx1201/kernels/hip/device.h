@@ -37,6 +37,9 @@ DEVICE void wave_sync() {
   __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "wavefront");
 }
 
+// `value`, which is the same in each lane of a wave: the compiler then keeps what it computes from it in scalar registers.
+DEVICE int same_in_wave(int value) { return __builtin_amdgcn_readfirstlane(value); }
+
 template <int MASK>
 DEVICE u32 lane_xor(u32 value) {
   static_assert(MASK == 1 || MASK == 2 || MASK == 4 || MASK == 8 || MASK == 16);

@@ -3,6 +3,7 @@
 #pragma once
 #include "encode.h"
 #include "rotate.h"
+#include "rows.h"
 #include "weights.h"
 
 template <Element ELEMENT>
@@ -34,14 +35,16 @@ DEVICE v2i operand(const u32* bytes, int block, int instruction) {
   return v2i{static_cast<int>(word[0]), static_cast<int>(word[1])};
 }
 
-// A lane's bytes of a group of one activation row.
-template <int GROUP>
-DEVICE void load_rows(const u8* row, int group, int lane, v4i* rows) {
-  const u8* source = row + group * GROUP + lane / 16 * 16;
-  for (int block = 0; block < GROUP / 32; block++) rows[block] = *reinterpret_cast<const v4i*>(source + block * 32);
+// A lane's bytes of a group of one activation row: of its row, or of the tile that has it.
+template <int GROUP, Order ORDER = ROW_MAJOR>
+DEVICE void load_rows(const u8* from, int group, int lane, v4i* rows) {
+  const u8* source = from + group * GROUP * (ORDER == ROW_MAJOR ? 1 : 16);
+  u32 place = ORDER == ROW_MAJOR ? lane / 16 * 16 : lane * 16;
+  for (int block = 0; block < GROUP / 32; block++)
+    rows[block] = *reinterpret_cast<const v4i*>(source + place + block * (ORDER == ROW_MAJOR ? 32 : 512));
 }
 
-// A lane's weights of one group and 16 outputs: packed, and as bytes.
+// A lane's weights of one group and 16 outputs: packed, and as bytes. fifth: FOLDED's shifts in the first word.
 template <Format FORMAT, Bytes BYTES, int GROUP>
 struct Fragment {
   static constexpr int QUADS = GROUP / 64;
@@ -54,10 +57,16 @@ struct Fragment {
       nibbles[quad] = load_once(codes + (place * QUADS + quad) * WAVE + lane);
       fifth[quad] = FORMAT == INT5 ? load_once(plane + (place * WAVE + lane) * QUADS + quad) : 0;
     }
+    if constexpr (FORMAT == FOLDED) fifth[0] = load_once(plane + static_cast<long>(group) * N + tile * 16 + lane % 16);
   }
 
   METHOD void expand(v4i table, u32* bytes) const {
-    for (int quad = 0; quad < QUADS; quad++) unpack<FORMAT, BYTES>(nibbles[quad], fifth[quad], table, bytes + 8 * quad);
+    for (int quad = 0; quad < QUADS; quad++) {
+      if constexpr (FORMAT == FOLDED)
+        unpack_folded(nibbles[quad], fifth[0], quad, bytes + 8 * quad);
+      else
+        unpack<FORMAT, BYTES>(nibbles[quad], fifth[quad], table, bytes + 8 * quad);
+    }
   }
 };
 
@@ -66,6 +75,15 @@ template <Format FORMAT>
 DEVICE v4i table_of(const u32* tables, int rotation) {
   if constexpr (FORMAT == LLOYD) return reinterpret_cast<const v4i*>(tables)[rotation];
   return v4i{};
+}
+
+// FOLDED: the sums of a lane's 8 outputs times their scales.
+template <Format FORMAT>
+DEVICE void scale_outputs(const u8* steps, int tile, int lane, float* sum) {
+  if constexpr (FORMAT == FOLDED) {
+    const float* scales = reinterpret_cast<const float*>(steps) + tile * 16 + lane / 16 * 8;
+    for (int v = 0; v < 8; v++) sum[v] *= scales[v];
+  }
 }
 
 // What a lane folds the sums of its 8 outputs with: scales and zero points, or MXFP4's exponents of each block.
@@ -82,16 +100,26 @@ struct Steps {
       for (int block = 0; block < BLOCKS; block++)
         exponents[block] =
             *reinterpret_cast<const v2i*>(source + (static_cast<long>(group) * BLOCKS + block) * N + output);
-    } else {
+    } else if constexpr (FORMAT != FOLDED) {
       const v4i* words = reinterpret_cast<const v4i*>(source + (static_cast<long>(group) * N + output) * 4);
       steps[0] = words[0];
       steps[1] = words[1];
     }
   }
 
-  // Adds the group's part to `total`. bytes: a lane's weights, 4 words of each block; rows: its activations.
+  // Adds the group's part to `total`. bytes: a lane's weights, 4 words of each block; rows: its activations. TOKEN: the
+  // rows have no scale here.
+  template <bool TOKEN>
   METHOD void fold(const u32* bytes, const v4i* rows, float row_scale, float sum_of_codes, float* total) {
-    if constexpr (FORMAT == MXFP4) {
+    if constexpr (FORMAT == FOLDED) {
+      v8f sum = {};
+      for (int v = 0; v < 8 && TOKEN; v++) sum[v] = total[v];
+      for (int block = 0; block < BLOCKS; block++) {
+        sum = add_product<BYTES>(sum, operand(bytes, block, 0), rows[block].xy);
+        sum = add_product<BYTES>(sum, operand(bytes, block, 1), rows[block].zw);
+      }
+      for (int v = 0; v < 8; v++) total[v] = TOKEN ? sum[v] : __builtin_fmaf(sum[v], row_scale, total[v]);
+    } else if constexpr (FORMAT == MXFP4) {
       float scaled[8] = {};
       for (int block = 0; block < BLOCKS; block++) {
         forget(exponents[block]);  // or their scales stay in registers for the next tile of rows

@@ -1,7 +1,7 @@
 // Prefill GEMM: many rows, so that the time is the matrix unit's.
 //
-// Arguments as of decode.h; scales f32 [P, G, M] per group or [P, M] per token; any M. Zero points are corrected group by
-// group, or after all of them by one f16 product of rank G.
+// Arguments as of decode.h; scales f32 [P, G, M] per group or [P, M] per token; any M; codes in either order of rows.h.
+// Zero points are corrected group by group, or after all of them by one f16 product of rank G.
 //
 // Grid (N / 128 rounded up, M / 128 rounded up): 8 waves, 4 along the outputs with 32 each and 2 along the rows with 64
 // each. Every wave unpacks 16 outputs of the next group into LDS while all multiply this one; activation rows go from
@@ -41,26 +41,30 @@ DEVICE void add_zero_points(const v8h* zeros, const float* row_sums, const float
   }
 }
 
-template <Format FORMAT, Element ELEMENT, int GROUP, bool TOKEN, ZeroPoint ZERO>
+template <Format FORMAT, Element ELEMENT, int GROUP, bool TOKEN, ZeroPoint ZERO, Order ORDER>
 DEVICE void multiply_block(const u8* codes, const float* scales, const float* row_sums, const v4i* weights,
                            const u32* plane, const u8* steps, const v8h* zeros, u16* y, int M, int N, int K, int second,
                            int third) {
   constexpr int WORDS = GROUP / 8, PARTS = WORDS / 4;  // of a lane and tile: bytes as words, and as 16-byte parts
   SHARED(v4i, staged, 2 * BLOCK_TILES * PARTS * WAVE);
   int lane = thread_id() % WAVE, wave = thread_id() / WAVE, groups = K / GROUP, tiles = N / 16;
+  if constexpr (FORMAT != MXFP4) wave = same_in_wave(wave);  // MXFP4 spills under clang 22 where the compiler knows
   int unpacked = block_x() * BLOCK_TILES + wave;
   if (unpacked >= tiles) unpacked = tiles - 1;  // never stored
   int slot = wave % 4 * WAVE_TILES, tile = block_x() * BLOCK_TILES + slot;
   bool outside = tile >= tiles;
   if (outside) tile = tiles - WAVE_TILES;
   int rotation = (tile * 16 >= second) + (tile * 16 >= third);
-  codes += static_cast<long>(rotation) * M * K;
+  codes += static_cast<long>(rotation) * places_of<ORDER>(M) * K;
   scales += static_cast<long>(rotation) * (TOKEN ? 1 : groups) * M;
   row_sums += static_cast<long>(rotation) * groups * M;
   int rows[WAVE_ROWS];
+  const u8* sources[WAVE_ROWS];
   for (int r = 0; r < WAVE_ROWS; r++) {
-    int row = block_y() * BLOCK_ROWS + wave / 4 * 64 + r * 16 + lane % 16;
+    int first = block_y() * BLOCK_ROWS + wave / 4 * 64 + r * 16, row = first + lane % 16;
     rows[r] = row < M ? row : M - 1;  // computed, never stored
+    int tile_of_rows = first < M ? first : (M - 1) / 16 * 16;
+    sources[r] = codes + static_cast<long>(ORDER == ROW_MAJOR ? rows[r] : tile_of_rows) * K;
   }
 
   v4i table = table_of<FORMAT>(plane, (unpacked * 16 >= second) + (unpacked * 16 >= third));
@@ -91,12 +95,13 @@ DEVICE void multiply_block(const u8* codes, const float* scales, const float* ro
     for (int r = 0; r < WAVE_ROWS; r++) {
       if (r > 0) keep_order();
       v4i values[GROUP / 32];
-      load_rows<GROUP>(codes + static_cast<long>(rows[r]) * K, group, lane, values);
+      load_rows<GROUP, ORDER>(sources[r], group, lane, values);
       float row_scale = TOKEN ? 1.0f : scales[static_cast<long>(group) * M + rows[r]];
-      constexpr bool SUMS = FORMAT != MXFP4 && ZERO == LOOP;
+      constexpr bool SUMS = HAS_ZERO_POINTS<FORMAT> && ZERO == LOOP;
       float sum_of_codes = !SUMS ? 0.0f : row_sums[static_cast<long>(group) * M + rows[r]];
 #pragma unroll
-      for (int t = 0; t < WAVE_TILES; t++) folds[t].fold(bytes[t], values, row_scale, sum_of_codes, total[t][r]);
+      for (int t = 0; t < WAVE_TILES; t++)
+        folds[t].template fold<TOKEN>(bytes[t], values, row_scale, sum_of_codes, total[t][r]);
     }
   }
 
@@ -112,28 +117,29 @@ DEVICE void multiply_block(const u8* codes, const float* scales, const float* ro
       for (int t = 0; t < WAVE_TILES; t++) {
         float sum[8];
         for (int v = 0; v < 8; v++) sum[v] = total[t][r][v] * row_scale;
+        scale_outputs<FORMAT>(steps, tile + t, lane, sum);
         store_outputs(y + static_cast<long>(row) * N + (tile + t) * 16 + lane / 16 * 8, sum);
       }
     }
   }
 }
 
-#define PREFILL(FORMAT, format, ELEMENT, element, GROUP, scale, TOKEN)                                                 \
+#define PREFILL(FORMAT, format, ELEMENT, element, GROUP, scale, TOKEN, ORDER, order)                                   \
   KERNEL(BLOCK_WAVES* WAVE)                                                                                            \
-  prefill_##format##_##element##_g##GROUP##_##scale(                                                                   \
+  prefill_##format##_##element##_g##GROUP##_##scale##order(                                                            \
       const u8* codes, const float* scales, const float* row_sums, const v4i* weights, const u32* plane,               \
       const u8* steps, u16* y, int M, int N, int K, int second, int third) {                                           \
-    multiply_block<FORMAT, ELEMENT, GROUP, TOKEN, LOOP>(codes, scales, row_sums, weights, plane, steps, nullptr, y, M, \
-                                                        N, K, second, third);                                          \
+    multiply_block<FORMAT, ELEMENT, GROUP, TOKEN, LOOP, ORDER>(codes, scales, row_sums, weights, plane, steps,         \
+                                                               nullptr, y, M, N, K, second, third);                    \
   }                                                                                                                    \
-  EXPORT(prefill_##format##_##element##_g##GROUP##_##scale)
+  EXPORT(prefill_##format##_##element##_g##GROUP##_##scale##order)
 
 #define PREFILL_EPILOGUE(FORMAT, format, ELEMENT, element, GROUP, scale, TOKEN)                                        \
   KERNEL(BLOCK_WAVES* WAVE)                                                                                            \
-  prefill_##format##_##element##_g##GROUP##_##scale##_epilogue(                                                        \
+  prefill_##format##_##element##_g##GROUP##_##scale##_tiles_epilogue(                                                  \
       const u8* codes, const float* scales, const float* row_sums, const v4i* weights, const u32* plane,               \
       const u8* steps, const v8h* zeros, u16* y, int M, int N, int K, int second, int third) {                         \
-    multiply_block<FORMAT, ELEMENT, GROUP, TOKEN, EPILOGUE>(codes, scales, row_sums, weights, plane, steps, zeros, y,  \
-                                                            M, N, K, second, third);                                   \
+    multiply_block<FORMAT, ELEMENT, GROUP, TOKEN, EPILOGUE, TILED>(codes, scales, row_sums, weights, plane, steps,     \
+                                                                   zeros, y, M, N, K, second, third);                  \
   }                                                                                                                    \
-  EXPORT(prefill_##format##_##element##_g##GROUP##_##scale##_epilogue)
+  EXPORT(prefill_##format##_##element##_g##GROUP##_##scale##_tiles_epilogue)

@@ -5,6 +5,7 @@ from typing import Literal
 import torch
 
 from paroquant_gfx1201.errors import PluginError
+from paroquant_gfx1201.kernels.hip import rows as orders
 from paroquant_gfx1201.kernels.hip.launch import WAVE, Launch, Out
 
 SOURCE = "producer.hip"
@@ -38,22 +39,27 @@ def quantize_rows(
     granularity: Literal["group", "token"],
     group_size: int,
     krot: int,
+    tiles: bool = False,
 ) -> Launch:
     """The launch for x bf16 [M, K] and table int32 [P, G, words, 32] of ``layout.build``.
 
-    Writes codes uint8 [P, M, K], scales f32 [P, G, M] per group or [P, 1, M] per token, and row_sums f32 [P, G, M]:
-    the sum of a group's codes. x must be finite, and stay so when rotated. Raises PluginError for another dtype or K.
+    Writes codes uint8 [P, M, K], or the ``tiles`` of ``rows`` that hold them; scales f32 [P, G, M] per group or
+    [P, 1, M] per token; and row_sums f32 [P, G, M]: the sum of a group's codes. x must be finite, and stay so when
+    rotated. Raises PluginError for another dtype or K, and for tiles that ``rows.refusal`` names.
     """
     rotations, groups = table.shape[:2]
     rows, inputs = x.shape
     if x.dtype != torch.bfloat16 or inputs != groups * group_size:
         raise PluginError(f"the producer takes bfloat16 rows of K={groups * group_size}, not {x.dtype} of K={inputs}")
     per_row = groups if granularity == "group" else 1
-    kernel = f"{granularity}_{element}_g{group_size}_r{krot}"
+    kernel = f"{granularity}_{element}_g{group_size}_r{krot}{'_tiles' if tiles else ''}"
+    if tiles and (reason := orders.refusal(element, granularity)):
+        raise PluginError(reason)
+    shape = orders.shape_of_tiles(rotations, rows, inputs) if tiles else (rotations, rows, inputs)
     buffers = (
         x,
         table,
-        Out((rotations, rows, inputs), torch.uint8),
+        Out(shape, torch.uint8),
         Out((rotations, per_row, rows), torch.float32),
         Out((rotations, groups, rows), torch.float32),
     )
@@ -61,8 +67,9 @@ def quantize_rows(
         if inputs > MOST_TOKEN_INPUTS:
             raise PluginError(f"a row of K={inputs} does not fit LDS: per token the producer takes {MOST_TOKEN_INPUTS}")
         waves = min(token_waves(rows, inputs), groups)
+        places = shape[1] * orders.TILE_ROWS if tiles else rows
         return Launch(
-            SOURCE, kernel, (rows, rotations), waves * WAVE, (*buffers, rows, inputs, waves), dynamic_lds=2 * inputs
+            SOURCE, kernel, (places, rotations), waves * WAVE, (*buffers, rows, inputs, waves), dynamic_lds=2 * inputs
         )
     waves = min(GROUP_WAVES, rows)
     shares = shares_of_rows(rows, waves, groups * rotations)

@@ -22,6 +22,17 @@ def shares_for(outputs: int, inputs: int) -> int:
     return max(1, min(2 * COMPUTE_UNITS // tiles, inputs // (STEP * WAVES)))
 
 
+def refusal(outputs: int, inputs: int, dtype: torch.dtype) -> str:
+    """Why it does not multiply by a weight [N, K] of ``dtype``; empty where it does."""
+    if dtype != torch.bfloat16:
+        return f"the skinny GEMM multiplies bfloat16, not {str(dtype)[6:]}"
+    if inputs % STEP:
+        return f"the skinny GEMM takes K in multiples of {STEP}, not K={inputs}"
+    if outputs % 8 or outputs > MOST_OUTPUTS:
+        return f"the skinny GEMM takes up to {MOST_OUTPUTS} outputs in multiples of 8, not N={outputs}"
+    return ""
+
+
 def skinny(x: torch.Tensor, weight: torch.Tensor, shares: int | None = None) -> Launch:
     """The launch for x bf16 [M, K] and weight bf16 [N, K], M up to 64, N a multiple of 8 and K of 32.
 
@@ -30,16 +41,12 @@ def skinny(x: torch.Tensor, weight: torch.Tensor, shares: int | None = None) -> 
     """
     rows, inputs = x.shape
     outputs = len(weight)
-    if x.dtype != torch.bfloat16 or weight.dtype != torch.bfloat16:
-        raise PluginError(f"the skinny GEMM multiplies bfloat16, not {x.dtype} by {weight.dtype}")
-    if weight.shape[1] != inputs or inputs % STEP:
-        raise PluginError(
-            f"the weight has K={weight.shape[1]}, the rows have K={inputs}, a multiple of {STEP} is wanted"
-        )
+    if weight.shape[1] != inputs or x.dtype != weight.dtype:
+        raise PluginError(f"the weight is {weight.dtype} of K={weight.shape[1]}, the rows are {x.dtype} of K={inputs}")
+    if reason := refusal(outputs, inputs, weight.dtype):
+        raise PluginError(reason)
     if not 0 < rows <= ROWS[-1]:
         raise PluginError(f"the skinny GEMM takes 1 to {ROWS[-1]} rows, not {rows}")
-    if outputs % 8 or outputs > MOST_OUTPUTS:
-        raise PluginError(f"the skinny GEMM takes up to {MOST_OUTPUTS} outputs in multiples of 8, not N={outputs}")
     shares = shares or shares_for(outputs, inputs)
     tiles = -(-outputs // TILE)
     size = next(size for size in ROWS if rows <= size)

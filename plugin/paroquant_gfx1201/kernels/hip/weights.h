@@ -2,8 +2,11 @@
 #pragma once
 #include "device.h"
 
-// LLOYD: int4 codes that stand for 16 e4m3 values of their projection.
-enum Format { INT4, INT5, MXFP4, LLOYD };
+// LLOYD: int4 codes that stand for 16 e4m3 values of their projection. FOLDED: MXFP4 with one scale an output, see folded.py.
+enum Format { INT4, INT5, MXFP4, LLOYD, FOLDED };
+
+template <Format FORMAT>
+constexpr bool HAS_ZERO_POINTS = FORMAT == INT4 || FORMAT == INT5 || FORMAT == LLOYD;
 
 // What the matrix unit reads: codes as they are, codes less the midpoint, or e4m3 values.
 enum Bytes { UNSIGNED, SIGNED, FLOATS };
@@ -26,6 +29,23 @@ DEVICE u32 centre_on_16(u32 nibbles, u32 fifth) {
 
 // e2m1 in the low nibbles of bytes to e4m3 times 2^-6: sign to bit 7, exponent and mantissa to bits 4..2.
 DEVICE u32 widen_e2m1(u32 nibbles) { return (nibbles << 2 & 0x1c1c1c1c) | (nibbles << 4 & 0x80808080); }
+
+// FOLDED's codes of 64 inputs, blocks 2 * quad and the next, as e4m3. shifts: a byte for each block of the group.
+DEVICE void unpack_folded(v4i nibbles, u32 shifts, int quad, u32* bytes) {
+  using v2s = u16 __attribute__((ext_vector_type(2)));
+  for (int block = 0; block < 2; block++) {
+    u32 number = 2 * quad + block;
+    // 0, .5, 1, 1.5, and 2, 3, 4, 6, times 2^6: only .5 ever leaves the normal numbers, to 0x04 at a shift of 12.
+    u32 low = 0x6c686000 - permute_bytes(0, shifts, number * 0x01010100 + 0x0c);
+    u32 high = 0x7c787470 - permute_bytes(0, shifts, number * 0x01010101);
+    low = __builtin_bit_cast(u32, __builtin_elementwise_max(__builtin_bit_cast(v2s, low), v2s{0x0400, 0}));
+    for (int word = 2 * block; word < 2 * block + 2; word++) {
+      u32 packed = nibbles[word];
+      bytes[2 * word] = permute_bytes(high, low, packed & 0x07070707) | (packed << 4 & 0x80808080);
+      bytes[2 * word + 1] = permute_bytes(high, low, packed >> 4 & 0x07070707) | (packed & 0x80808080);
+    }
+  }
+}
 
 // The entry of a table of 16 bytes for each of four codes, which are the low nibbles of `codes`' bytes.
 DEVICE u32 look_up(u32 codes, v4i table) {

@@ -14,6 +14,7 @@ from torch.nn.functional import pad
 from paroquant_gfx1201.errors import PluginError
 from paroquant_gfx1201.formats.mxfp4 import BLOCK, Mxfp4Projection
 from paroquant_gfx1201.formats.projection import Projection
+from paroquant_gfx1201.kernels.hip.folded import MOST_APART, farthest, fold
 
 TILE = 32
 """Outputs of a workgroup: each projection is filled up to a multiple of it with outputs of scale 0."""
@@ -27,9 +28,12 @@ class FragmentWeight:
 
     codes int32 [G, N/16, Q, 32, 4], Q = g/64: word w of quad q holds half of a lane's 16 codes of block 2 q + w // 2,
     codes 8 (w % 2) .. + 3 in its bytes' low nibbles and the next four in the high ones.
-    plane int32 [G, N/16, 32, Q]: bit 8 i + j of word q is the fifth bit of code 4 j + i of the quad's 32; else [0].
+    plane int32 [G, N/16, 32, Q]: bit 8 i + j of word q is the fifth bit of code 4 j + i of the quad's 32; or, for MXFP4
+    that is folded, [G, N] as ``folded.Folded.shifts``; else [0].
     levels int32 [P, 4]: for int4 and int4-lloyd, the 16 values of each projection's codes less the midpoint, as e4m3.
-    steps int32 [G, N]: f16 scale, and the zero point in bits 16 and up; or, for MXFP4, uint8 [K/32, N] exponents.
+    steps int32 [G, N]: f16 scale, and the zero point in bits 16 and up; or, for MXFP4, uint8 [K/32, N] exponents, and
+    where it is folded ``folded.Folded.scales``.
+    format: int4, int5, lloyd, mxfp4 or folded.
     zeros f16 [N, G rounded up to 16]: minus f16(scale * (zero - midpoint)), for the epilogue; [0] without one.
     widths: outputs of each projection; starts: the first of each; N and starts count the outputs of scale 0 too.
     """
@@ -120,6 +124,15 @@ def refusal(projections: list[Projection] | list[Mxfp4Projection]) -> str:
     return ""
 
 
+def form_of(projections: list[Projection] | list[Mxfp4Projection]) -> str:
+    """``format`` of the weight that ``pack`` makes of them."""
+    if isinstance(projections[0], Mxfp4Projection):
+        apart = max(farthest(projection.codes.T, projection.exponents.T) for projection in projections)
+        return "folded" if apart <= MOST_APART else "mxfp4"
+    spec = projections[0].spec
+    return "lloyd" if spec.lloyd else f"int{spec.bits}"
+
+
 def _side_by_side(tensors: list[torch.Tensor]) -> torch.Tensor:
     """[..., N] of [..., N_p], each filled up with zeros."""
     return torch.cat([pad(tensor, (0, filled(tensor.shape[-1]) - tensor.shape[-1])) for tensor in tensors], -1)
@@ -152,7 +165,9 @@ def pack(projections: list[Projection] | list[Mxfp4Projection], epilogue: bool =
         if exponents.shape[0] * BLOCK != codes.shape[0]:
             raise PluginError("an MXFP4 weight needs one exponent for 32 inputs")
         words = _nibble_words(by_lane(codes, spec.group_size))
-        return FragmentWeight(words, none, none, exponents, none.half(), "mxfp4", spec.group_size, widths)
+        folded = fold(codes, exponents, spec.group_size)
+        plane, steps = (folded.shifts, folded.scales) if folded else (none, exponents)
+        return FragmentWeight(words, plane, none, steps, none.half(), form_of(projections), spec.group_size, widths)
     lanes = by_lane(_side_by_side([projection.codes for projection in projections]), spec.group_size)
     scales = _side_by_side([projection.scales for projection in projections])
     zeros = _side_by_side([projection.zeros for projection in projections])
@@ -163,7 +178,7 @@ def pack(projections: list[Projection] | list[Mxfp4Projection], epilogue: bool =
         none if spec.bits == 5 else torch.stack([_levels(projection) for projection in projections]),
         steps,
         _zeros(scales, zeros, spec.midpoint) if epilogue else none.half(),
-        "lloyd" if spec.lloyd else f"int{spec.bits}",
+        form_of(projections),
         spec.group_size,
         widths,
     )

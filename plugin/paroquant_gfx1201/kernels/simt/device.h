@@ -48,6 +48,16 @@ inline u32 lane_xor(u32 value, simt::Site site = simt::here()) {
   return other;
 }
 
+// `value`, which has to be the same in each lane of a wave.
+inline int same_in_wave(int value, simt::Site site = simt::here()) {
+  simt::meet(
+      site, [&](u32* in) { in[0] = static_cast<u32>(value); }, [](auto&, auto&) {},
+      [&](auto& in, u32*) {
+        if (in[0][0] != static_cast<u32>(value)) simt::fault("same_in_wave: %d in a lane, %d in the first", value, in[0][0]);
+      });
+  return value;
+}
+
 // OCP e4m3. The instruction gives NaN for what is past the range, like 0x7f for a NaN.
 inline float decode_e4m3(u8 code) {
   int exponent = code >> 3 & 15, mantissa = code & 7;
