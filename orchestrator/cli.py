@@ -69,7 +69,7 @@ overrides
   gate=NAME          what decides it: the files of conf/gate
   box=NAME           where: cpu, r9700x2, or auto (default: the box whose devices are present)
   engine=NAME        how: process, docker, podman (default: the box's own)
-  suite=NAME         how much is measured: smoke, quick (default), full
+  suite=NAME         how much is measured: smoke, quick (default), full, ...: conf/suite
   box.port=8123      any key of the composed configuration
   +variant.knobs.RADIANCE_PQ_CHECKALL=1
                      a knob of the registry (orchestrator/knobs.py)

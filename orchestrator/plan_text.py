@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from orchestrator.labels import counted
 from orchestrator.places import Container
 from orchestrator.plan import MASK, ServePlan
 from orchestrator.records import to_jsonable
@@ -52,7 +53,11 @@ def differences_as_text(a: ServePlan, b: ServePlan, names: Sequence[str]) -> str
         return f"{names[0]} and {names[1]} are the same server"
     width = max(map(len, names))
     shown = {field: values for field, values in found.items() if not follows(values, (a.cache_dir, b.cache_dir))}
-    lines = [f"{names[0]} and {names[1]} differ in {len(shown)} fields"]
+    if list(shown) == ["fingerprint"]:
+        return (
+            f"{names[0]} and {names[1]} declare different things that make the same server: it has these values anyway"
+        )
+    lines = [f"{names[0]} and {names[1]} differ in {counted(len(shown), 'field')}"]
     for field, values in shown.items():
         lines += ["", field]
         lines += [f"  {name:<{width}}  {'-' if v is None else v}" for name, v in zip(names, values, strict=True)]

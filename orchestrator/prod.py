@@ -170,12 +170,14 @@ def show(state: Path, only: str | None = None) -> str:
         health = promoted.moving(state, box) or prod_server.condition(current)
         lines += [
             f"box {box}: {current.plan.variant} at {current.base_url}, {health}",
-            f"  model {current.model}, plan {current.plan.fingerprint}, engine {current.engine.kind}",
+            f"  clients ask for {current.plan.served_model}; this boot alone is {current.model}",
+            f"  plan {current.plan.fingerprint}, engine {current.engine.kind}",
             f"  since {current.since_utc}, by {current.by}",
         ]
         lines += [f"  {line}" for line in promoted.standing(state, box, current)]
         if taken := slot.displacement(state, box):
-            lines.append(f"  {taken}")
+            lives = taken.owner is not None and taken.owner.alive()
+            lines.append(f"  {taken}; {'it' if lives else '`python -m orchestrator guard`'} brings it back")
     where = f" on box {only}" if only else ""
     nothing = f"no prod slot is filled{where}; fill one with `python -m orchestrator prod start +variant=NAME`"
     return "\n".join(lines) or nothing

@@ -218,10 +218,10 @@ def ended(prod: Slot) -> str:
     end(prod)
     took_s = time.monotonic() - began_s
     if count is None:
-        return f"stop: {prod.plan.variant} did not say how many requests it served, and ended after {took_s:.1f} s"
+        return f"stop: {prod.plan.variant} did not say how many requests it had left, and ended after {took_s:.1f} s"
     given = f", given {drain_s(prod.engine.stop_grace_s)} s to end and cut after that" if count else ""
-    served = counted(count, "request") if count else "no request"
-    return f"stop: {prod.plan.variant} served {served}{given}; it ended after {took_s:.1f} s"
+    left = counted(count, "request") if count else "no request"
+    return f"stop: {prod.plan.variant} had {left} left{given}; it ended after {took_s:.1f} s"
 
 
 def keep_up(prod: Slot) -> None:

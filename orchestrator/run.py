@@ -96,4 +96,8 @@ def _show(record: dict[str, Any], tracker: Any) -> None:
 
     with console.to_a_reader_that_may_leave():
         table.show(record)
-        print(f"MLflow run {record['run_id']}; open the UI with:\n  {ui.how(tracker.directory)}", flush=True)
+        report = tracker.directory.resolve() / "artifacts" / record["run_id"] / "artifacts" / "report.html"
+        print(
+            f"report: {report}\nMLflow run {record['run_id']}; open the UI with:\n  {ui.how(tracker.directory)}",
+            flush=True,
+        )

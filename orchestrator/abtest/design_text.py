@@ -24,7 +24,7 @@ def as_text(design: Design, now: datetime) -> str:
         look = f"   look {gate.looks.index(done) + 1}: {len(made)} boots, " if done in gate.looks else ""
         lines.append(f"  block {done}  {arms}{look}{hours.text(design.hours.of(made)) if look else ''}".rstrip())
     lines.append(
-        f"  at most {len(design.order)} boots, {hours.text(design.hours.of(design.order))} "
+        f"  at most {len(design.order)} boots, about {hours.text(design.hours.of(design.order))} "
         f"({design.hours.basis}; warm-up boots and checkpoints that are missing come on top)"
     )
     if test.kind == "ab":

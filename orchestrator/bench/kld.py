@@ -70,7 +70,7 @@ def expected_s(params: Params, rates: Rates) -> float:
     tokens = len(params.corpora) * params.documents * params.document_tokens
     if rates.logprob_tok_per_s:
         return tokens / rates.logprob_tok_per_s
-    return tokens / rates.prefill_tok_per_s + tokens * params.top_k * 1.5e-5  # the server's work on log probabilities
+    return tokens / rates.prefill_tok_per_s + tokens * params.top_k * 5e-5  # the server's work on log probabilities
 
 
 def texts(params: Params, context: BenchContext) -> tuple[Corpus, ...]:

@@ -29,6 +29,7 @@ FAMILIES = {  # metric without its place -> (bench, the parameter that has the p
     "prefill.ttft_ms": ("prefill", "lengths_tokens", "len"),
 }
 PLACES = 2  # of each family, the shortest
+MOST_SLOWER = 0.5  # share by which a boot may be slower at most: above it nothing would be found any more
 TAIL = 0.001  # one-sided chance that a boot like the others is slower than the limit, by their spread
 LOG_WAIT_S = 10
 TRIES = 3  # prod's clients are served meanwhile; a slow server is slow in all of them
@@ -66,7 +67,8 @@ def of_boots(
 ) -> Canary | None:
     """The canary that repeats the numbers of these boots of one arm; None where they have none that is short.
 
-    `margin` is the share by which one boot more may be slower, where their spread allows no more.
+    `margin` is the share by which one boot more may be slower, where their spread allows no more. What the spread
+    allows ends at MOST_SLOWER, which is also allowed where it is not known: a single boot without a floor.
     """
     from orchestrator.judging.comparison import metrics_of
 
@@ -99,12 +101,12 @@ def _expected(metric: str, values: Sequence[float], floor: Floor | None, margin:
 
     logs = [math.log(value) for value in values]
     mean, count = sum(logs) / len(logs), len(logs)
-    spread, dof = 0.0, 0.0
+    spread, dof, most = 0.0, 0.0, math.log1p(MOST_SLOWER)
     if count > 1:
         spread, dof = math.sqrt(sum((log - mean) ** 2 for log in logs) / (count - 1)), float(count - 1)
     if floor is not None and floor.sd_between_log > spread:
         spread, dof = floor.sd_between_log, floor.dof
-    reach = float(stats.t.ppf(1 - TAIL, dof)) * spread * math.sqrt(1 + 1 / count) if dof else 0.0
+    reach = min(most, float(stats.t.ppf(1 - TAIL, dof)) * spread * math.sqrt(1 + 1 / count)) if dof else most
     return Expected(metric, math.exp(mean), math.exp(mean + max(math.log1p(margin), reach)), count)
 
 
@@ -218,7 +220,7 @@ def _canary(target: Target, canary: Canary, cache: Path, advance: Any) -> list[s
         lines, failed = judged(canary, best, reason)
         if not failed:
             return lines
-    hint = "where prod's own clients slow it, box.canary_margin=1 allows for them"
+    hint = "box.canary_margin=1 lets it be twice as slow, as where prod's own clients take their share of the box"
     raise CheckFailed(f"canary: {failed[0]}", "\n".join([*failed[1:], hint]))
 
 

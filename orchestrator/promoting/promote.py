@@ -100,7 +100,8 @@ def conduct(new: Promotion, state: Path, cache: Path, progress: Progress, now: b
         settle(failed, state, progress)
         if not isinstance(error, OrchestratorError):
             raise  # an interrupt, or a defect, which keeps its traceback
-        raise NotPromoted(f"{new.what} failed: {error}; {_serves(state, new.box)}", error.detail) from error
+        detail = "\n".join(filter(None, [error.detail, *failed.checks]))
+        raise NotPromoted(f"{new.what} failed: {error}; {_serves(state, new.box)}", detail) from error
     with interrupts.once(held=True):  # it is decided; what is left takes no time
         return settle(promotion.advanced(state, made, "moving"), state, progress)
 

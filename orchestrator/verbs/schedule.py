@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -73,7 +74,7 @@ def add(options: Options) -> int:
     server, words = _server(options.overrides)
     if server is not None:
         made = server.add(words)
-        print(f"job {made.id}: {made.state}, at most {made.boots_left} boots, {span(made.expected_s or 0)}")
+        print(f"job {made.id}: {made.state}, at most {made.boots_left} boots, about {span(made.expected_s or 0)}")
         return 0
     job, basis = asked.with_duration(asked.job(options.overrides))
     asked.require_comparable(job)
@@ -84,9 +85,16 @@ def add(options: Options) -> int:
     rules = policy.of(made.schedule, made.window, made.zone)
     unnamed = "" if rules.zone else ", the zone of this machine (zone=NAME is another)"
     print(
-        f"job {made.id}: at most {made.boots_left} boots, {span(made.expected_s or 0)} ({basis}), "
+        f"job {made.id}: at most {made.boots_left} boots, about {span(made.expected_s or 0)} ({basis}), "
         f"in {rules.hours()}{unnamed}"
     )
+    open_s = rules.hours().at(datetime.now(UTC)).length_s
+    if made.boot_s and rules.margin * made.boot_s > open_s - 60 * rules.return_min:
+        print(
+            f"no boot fits into that window: one takes about {span(made.boot_s)} (times {rules.margin:g}), and prod is "
+            f"brought back {rules.return_min:g} min before the end; choose a longer one",
+            file=sys.stderr,
+        )
     _say_who_runs_it(options.overrides)
     return 0
 

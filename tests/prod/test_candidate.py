@@ -239,6 +239,8 @@ def test_a_canary_repeats_the_shortest_places_and_allows_what_the_spread_of_the_
     wide = canary.of_boots(suite, boots(84.0, 84.0, 84.0), {name: floor}).expected[0]
     assert wide.worst == pytest.approx(100 * 2.71828 ** (3.385 * 0.1 * (4 / 3) ** 0.5), rel=1e-3)
     assert canary.of_boots(Suite("s", 7, {"gsm8k": {}}), boots(84.0), {}) is None
+    for few in (boots(84.0), boots(84.0, 120.0)):  # one boot has no spread, and two have one degree of freedom
+        assert all(e.worst == pytest.approx(1.5 * e.mean) for e in canary.of_boots(suite, few, {}).expected)
     busy = canary.of_boots(suite, boots(84.0, 84.0, 84.0), {}, margin=0.5)
     assert [round(e.worst, 6) for e in busy.expected] == [150.0, 222.0], "a box whose clients take their share"
 

@@ -44,7 +44,7 @@ def test_a_candidate_that_passes_its_checks_is_prod_and_the_ledger_has_what_was_
     assert (entry.number, entry.kind, entry.outcome) == (2, "promote", "moved") and entry.gap_s > 0
     heads = [line.partition(":")[0] for line in entry.checks]
     assert heads == ["stop", "identity", "evidence", "smoke", "canary"] and NUMBER in entry.checks[-1]
-    assert entry.checks[0].startswith("stop: int4 served no request; it ended after ")
+    assert entry.checks[0].startswith("stop: int4 had no request left; it ended after ")
     shown = prod.show(site.state)
     assert f"verdict: PASS of A/B {'ab' * 16} (gate kernel, against int4), entry 2" in shown
     assert "before it: int4, plan plan-int4 (entry 1)" in shown
