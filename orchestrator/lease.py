@@ -62,8 +62,13 @@ def _locked(stream: TextIO) -> bool:
 
 def is_held(box: str, state: Path) -> bool:
     """Whether a live process holds the box at this moment."""
+    return is_locked(state / "leases" / f"{box}.lock")
+
+
+def is_locked(path: Path) -> bool:
+    """Whether a live process has the lock of this file at this moment."""
     try:
-        with (state / "leases" / f"{box}.lock").open("a+") as stream:
+        with path.open("a+") as stream:
             fcntl.flock(stream, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except FileNotFoundError:
         return False

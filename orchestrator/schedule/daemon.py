@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from orchestrator import interrupts
+from orchestrator import interrupts, lease
 from orchestrator.errors import UsageError
 from orchestrator.fleet import Fleet
 from orchestrator.schedule import clock as clocks
@@ -240,14 +240,7 @@ def alone(state: Path) -> Iterator[None]:
 
 def runs(state: Path) -> bool:
     """Whether a scheduler of this machine works on the queue at this moment."""
-    try:
-        with (state / LOCK).open("a") as lock:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return False
-    except BlockingIOError:
-        return True
-    return False
+    return lease.is_locked(state / LOCK)
 
 
 def loop(

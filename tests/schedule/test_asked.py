@@ -6,7 +6,7 @@ import pytest
 
 from orchestrator import cli
 from orchestrator.errors import UsageError
-from orchestrator.schedule import asked, policy
+from orchestrator.schedule import asked, daemon, policy
 from orchestrator.schedule.queue import Queue
 
 
@@ -75,6 +75,20 @@ def test_the_verbs_add_list_and_remove_jobs(tmp_path, capsys):
     assert "no window has closed yet" in capsys.readouterr().err
     assert cli.main(["schedule", "run", "fleet=cloud", *places]) == 2
     assert "fleet=cloud: choose from local, ray" in capsys.readouterr().err
+
+
+def test_a_window_that_no_boot_fits_into_and_a_queue_that_nothing_works_on_are_said(tmp_path, capsys):
+    places = ["box=cpu", f"paths.state={tmp_path}", f"paths.tracking={tmp_path / 'runs'}"]
+    assert cli.main(["schedule", "add", "+experiment=zpe", "window=01:00-01:20", *places]) == 0
+    said = capsys.readouterr()
+    assert "the zone of this machine" in said.out and "no boot fits into that window: one takes about" in said.err
+    assert "nothing on this machine works on the queue" in said.err
+    with daemon.alone(tmp_path):
+        assert cli.main(["schedule", "add", "+experiment=zpe", "zone=Asia/Kolkata", *places]) == 0
+        assert cli.main(["schedule", *places[1:]]) == 0
+    said = capsys.readouterr()
+    assert "the zone of this machine" not in said.out and said.err == ""
+    assert not daemon.runs(tmp_path)
 
 
 def test_a_relative_tracking_directory_is_queued_as_the_place_it_is_now(tmp_path, monkeypatch):
