@@ -50,6 +50,7 @@ def test_without_a_floor_it_says_what_to_measure(new_world):
     made = ab_run.plan(test, ab_run.gathered(test))
     assert power_text.table(made) is None
     assert any(METRIC in line and "kind=floor" in line for line in power_text.notes(made))
+    assert power_text.notes(made)[0].startswith("no table: gate ") and " boots, " in power_text.notes(made)[0]
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from orchestrator.abtest import ab_run, attempts, hours
 from orchestrator.abtest.ab import DESCRIPTION
 from orchestrator.abtest.design import Hours
 from orchestrator.judging import headline
-from orchestrator.recorded import catalog
+from orchestrator.recorded import catalog, listing
 from tests.ab.simulated import METRIC, World
 from tests.ab.test_process import boots, parent, resume, start
 
@@ -47,6 +47,7 @@ def test_one_that_was_interrupted_before_its_first_boot_ended_says_so_too(new_wo
     interrupted(world, after=0)
     said = parent(world).tags[DESCRIPTION]
     assert "(interrupted): 0 of at most 12 boots" in said and "--resume" in said
+    assert "INTERRUPTED" in [str(cell) for cell in listing.runs([parent(world)], every=False).columns[5].cells]
     assert not (parent(world).artifacts / "report.html").exists()
 
 
