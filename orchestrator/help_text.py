@@ -22,6 +22,7 @@ ARMS = {
 }
 STORE = {"paths.tracking=DIR": "the MLflow store; without the key mlruns"}
 STATE = {"paths.state=DIR": "leases, logs and prod's records; without the key the XDG state directory"}
+CANARY = {"box.canary_margin=1": "by how much its numbers may be worse, as where clients share a small box; 0.05 is 5%"}
 SERVER = {
     "server=http://HOST:PORT": "the queue of a `serve`, with the token of $PARO_TOKEN or the file $PARO_TOKEN_FILE"
 }
@@ -89,10 +90,12 @@ VERBS: Mapping[str, Help] = {
         "Run recorded decisions through the gate; status 0 where all agree.", "cases tests/cases/decisions.yaml", {}
     ),
     "promote": Help(
-        "Make arm B of an A/B that passed the prod of its box; checked, or taken away again.", "promote 3f2a91c0", STORE
+        "Make arm B of an A/B that passed the prod of its box; checked, or taken away again.",
+        "promote 3f2a91c0",
+        CANARY | STORE,
     ),
     "rollback": Help(
-        "Back to what served before, the same way.", "rollback box=cpu", {"box=NAME": "whose prod"} | STATE
+        "Back to what served before, the same way.", "rollback box=cpu", {"box=NAME": "whose prod"} | CANARY | STATE
     ),
     "prod": Help("What serves as prod on each box.", "prod", STATE),
     "prod start": Help("Fill the slot of a box with a variant and serve it.", "prod start +variant=int5", SERVED),
