@@ -47,11 +47,12 @@ def test_the_links_are_to_the_last_ab_and_its_report(store):
     entry = last_ab(store)
     lines = ui.links(store, "http://here")
     run = f"http://here/#/experiments/{entry.experiment_id}/runs/{entry.run_id}"
-    assert lines[1].split()[2] == f"http://here/#/experiments/{entry.experiment_id}/runs"
-    assert lines[2].split()[2] == run and "(FAIL: int4 | int5)" in lines[2]
-    assert lines[3].split()[2] == f"{run}/artifacts/report.html"
+    models = "?workflowType=machine_learning"  # of MLflow's two sets of pages the one with runs
+    assert lines[1].split()[2] == f"http://here/#/experiments/{entry.experiment_id}/runs{models}"
+    assert lines[2].split()[2] == run + models and "(FAIL: int4 | int5)" in lines[2]
+    assert lines[3].split()[2] == f"{run}/artifacts/report.html{models}"
     assert lines[4].strip() == (entry.artifacts / "report.html").as_uri()
-    assert entry.run_id in lines[5] and lines[5].endswith("compareRunsMode=CHART")
+    assert entry.run_id in lines[5] and "&compareRunsMode=CHART&workflowType=" in lines[5]
 
 
 def test_without_an_ab_the_link_is_to_the_last_run(tmp_path):
