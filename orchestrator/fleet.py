@@ -99,6 +99,15 @@ class LocalFleet:
             watched.thread.join()
 
 
+@dataclass(frozen=True)
+class _Sent:
+    """A unit's task, and the name of its node. A task for a node that died before Ray said so is never begun, and
+    never fails either."""
+
+    ref: Any
+    node: str
+
+
 @dataclass
 class RayFleet:
     """The boxes of a Ray cluster. A unit is one task that takes its node's whole box, so that Ray itself lets no two
@@ -106,7 +115,7 @@ class RayFleet:
 
     address: str | None = "auto"
     conduct: Callable[..., Outcome] = watch.conduct
-    _tasks: dict[int, Any] = field(default_factory=dict, init=False)
+    _tasks: dict[int, _Sent] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         """Raises UsageError where Ray is not installed, or no cluster answers."""
@@ -133,23 +142,31 @@ class RayFleet:
         task = self._ray.remote(_task).options(
             resources=resources, num_cpus=0, max_retries=0, name=f"{order.job} on {node.name}"
         )
-        self._tasks[job_id] = task.remote(self.conduct, order, node)
+        self._tasks[job_id] = _Sent(task.remote(self.conduct, order, node), node.name)
 
     def running(self) -> set[int]:
         return set(self._tasks)
 
     def stop(self, job_id: int) -> None:
         """Ray can only interrupt a task: the boot under way is cut off, and prod comes back."""
-        self._ray.cancel(self._tasks[job_id], force=False)
+        self._ray.cancel(self._tasks[job_id].ref, force=False)
 
     def ended(self) -> list[tuple[int, Outcome]]:
         if not self._tasks:
             return []
-        ready, _ = self._ray.wait(list(self._tasks.values()), num_returns=len(self._tasks), timeout=0)
-        found = []
-        for job_id, task in [(job_id, task) for job_id, task in self._tasks.items() if task in ready]:
+        refs = [task.ref for task in self._tasks.values()]
+        ready, _ = self._ray.wait(refs, num_returns=len(refs), timeout=0)
+        alive, found = {node.name for node in self.nodes()}, []
+        for job_id, task in list(self._tasks.items()):
+            if task.ref in ready:
+                outcome = self._outcome(task.ref)
+            elif task.node not in alive:
+                self._ray.cancel(task.ref, force=True)  # it must not begin where its node comes back
+                outcome = Outcome("lost", "its box is gone (no node of the cluster has it)")
+            else:
+                continue
             del self._tasks[job_id]
-            found.append((job_id, self._outcome(task)))
+            found.append((job_id, outcome))
         return found
 
     def _outcome(self, task: Any) -> Outcome:
@@ -167,10 +184,11 @@ class RayFleet:
             return Outcome("lost", f"its box is gone ({type(error).__name__})")
 
     def close(self) -> None:
-        for task in self._tasks.values():
-            self._ray.cancel(task, force=False)
-        if self._tasks:
-            self._ray.wait(list(self._tasks.values()), num_returns=len(self._tasks), timeout=watch.GRACE_S)
+        refs = [task.ref for task in self._tasks.values()]
+        for ref in refs:
+            self._ray.cancel(ref, force=False)
+        if refs:
+            self._ray.wait(refs, num_returns=len(refs), timeout=watch.GRACE_S)
 
 
 def _task(conduct: Callable[..., Outcome], order: Order, node: Node) -> Outcome:

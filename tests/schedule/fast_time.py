@@ -12,12 +12,14 @@ import math
 import socket
 import socketserver
 import threading
+import time
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from orchestrator.schedule.clock import Clock
 
 GONE_S = 0.2  # how often it is looked whether one who waits is there still
+STUCK_S = 240.0  # of real time in which no time passes: somebody is waited for who never comes
 
 
 class TimeServer:
@@ -104,8 +106,13 @@ class TimeServer:
                     def is_over() -> bool:
                         return self._working.get(name) is None or boot != self.boot_id
 
+                    since, at_s = time.monotonic(), self.steady_s
                     while not self._lock.wait_for(is_over, GONE_S) and not connection.is_closed():
-                        pass
+                        if self.steady_s != at_s:
+                            since, at_s = time.monotonic(), self.steady_s
+                        if time.monotonic() - since > STUCK_S:
+                            working = {one for one, until in self._working.items() if until is None}
+                            return {"stuck": sorted(working | self._roused)}
             known = about in self._working
             return {
                 "known": known,
@@ -148,6 +155,7 @@ class FastClock(Clock):
         return self._ask("now")["boot_id"]
 
     def wait(self, seconds: float | None, wake: threading.Event | None = None) -> None:
+        """Raises RuntimeError where time stands still, with the names of those it waits for."""
         self._ask("wait", name=self.name, seconds=seconds)
 
     def wait_until(self, moment: datetime) -> None:
@@ -190,4 +198,7 @@ class FastClock(Clock):
     def _exchange(self, message: dict) -> dict:
         self._own.stream.write(json.dumps(message).encode() + b"\n")
         self._own.stream.flush()
-        return json.loads(self._own.stream.readline())
+        answer = json.loads(self._own.stream.readline())
+        if "stuck" in answer:
+            raise RuntimeError(f"no time has passed for {STUCK_S:.0f} s: it waits for {answer['stuck']}")
+        return answer

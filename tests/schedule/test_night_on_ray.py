@@ -14,8 +14,10 @@ from orchestrator.fleet import RayFleet, offer
 from orchestrator.progress import Progress
 from orchestrator.recorded import catalog
 from orchestrator.schedule import daemon
+from orchestrator.schedule.decide import Node
 from orchestrator.schedule.policy import Policy
 from orchestrator.schedule.queue import Queue
+from orchestrator.schedule.unit import Order, Outcome
 from tests.prod.conftest import end
 from tests.schedule import night
 from tests.schedule.conftest import NAMES
@@ -27,7 +29,7 @@ ray = pytest.importorskip("ray", reason="needs Ray: pip install -e '.[fleet]'")
 STACK = "stack0000"  # of the simulated servers
 START = datetime(2026, 6, 1, 22, tzinfo=UTC)
 OPENS, CLOSES = datetime(2026, 6, 1, 23, tzinfo=UTC), datetime(2026, 6, 2, 21, tzinfo=UTC)
-LOSS = datetime(2026, 6, 2, 0, 40, tzinfo=UTC)
+LOSS = datetime(2026, 6, 2, 0, 42, tzinfo=UTC)  # everybody else acts at whole multiples of five minutes
 SMALL = {"object_store_memory": 80 * 2**20}
 POLICY = Policy("23:00-21:00", "UTC", ready_min=15)
 
@@ -148,3 +150,17 @@ def test_a_node_without_a_box_is_none(cluster):
     fleet = RayFleet(cluster.address)
     assert {node.name for node in fleet.nodes()} == set(NAMES)
     assert len(ray.nodes()) == 3, "the head offers no box"
+
+
+def test_a_unit_for_a_node_that_has_just_died_is_lost(cluster):
+    """Ray itself keeps such a task for ever, as one whose node may come yet."""
+    fleet = RayFleet(cluster.address)
+    gone, other = (Node(name, ("cpu",), STACK) for name in NAMES)
+    cluster.remove_node(cluster.boxes[gone.name], allow_graceful=False)
+    _until(lambda: [node.name for node in fleet.nodes()] == [other.name])
+    fleet.conduct = lambda *_args, **_more: Outcome("done")
+    for job_id, node in ((1, gone), (2, other)):
+        fleet.start(job_id, Order("queue/1", (), "", "", 1.0, 1.0, 60.0, 60.0), node, lambda said: None)
+    ended: dict[int, str] = {}
+    _until(lambda: ended.update({job_id: outcome.state for job_id, outcome in fleet.ended()}) or len(ended) == 2)
+    assert ended == {1: "lost", 2: "done"} and not fleet.running()

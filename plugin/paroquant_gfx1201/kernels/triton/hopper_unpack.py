@@ -3,25 +3,8 @@
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-# Four codes to a register. int4: the nibbles; int5: with the plane's bit ($4 >> $5) above each.
-INTEGERS = {
-    4: """{
-        and.b32 $0, $2, 0x0F0F0F0F;
-        shr.u32 $1, $2, 4;
-        and.b32 $1, $1, 0x0F0F0F0F;
-    }""",
-    5: """{
-        .reg .b32 bit, left;
-        and.b32 $0, $2, 0x0F0F0F0F;
-        shr.u32 $1, $2, 4;
-        and.b32 $1, $1, 0x0F0F0F0F;
-        shr.u32 bit, $3, $4;
-        lop3.b32 $1, bit, 0x10101010, $1, 0xEA;
-        sub.u32 left, 4, $4;
-        shl.b32 bit, $3, left;
-        lop3.b32 $0, bit, 0x10101010, $0, 0xEA;
-    }""",
-}
+from paroquant_gfx1201.kernels.triton.weights import INT4_INTEGER, INT5_INTEGER
+
 # e4m3 bytes 0 to 16 are 0 to 16 times 2^-9: a code above the midpoint less the midpoint is its low bits, and one below
 # is the sign and the midpoint less its low bits, 16 - low = (low ^ 15) + 1.
 FLOATS = {
@@ -54,8 +37,6 @@ FLOATS = {
         add.u32 $1, part, below;
     }""",
 }
-INT4_INTEGER = gl.constexpr(INTEGERS[4].replace("\n", " "))
-INT5_INTEGER = gl.constexpr(INTEGERS[5].replace("\n", " "))
 INT4_FLOAT = gl.constexpr(FLOATS[4].replace("\n", " "))
 INT5_FLOAT = gl.constexpr(FLOATS[5].replace("\n", " "))
 
