@@ -124,7 +124,8 @@ def show(found: Sequence[Entry]) -> None:
         table.add_row(entry.kind, entry.name, human(entry.size_bytes), age, remark)
     out = console.stdout()
     out.print(table)
-    out.print(f"{len(found)} entries, {human(sum(entry.size_bytes for entry in found))}", highlight=False)
+    size = human(sum(entry.size_bytes for entry in found))
+    out.print(f"{len(found)} {'entry' if len(found) == 1 else 'entries'}, {size}", highlight=False)
 
 
 def _entry(kind: Kind, path: Path, prod: dict[Path, str], state: str = "", used_by: str = "") -> Entry:

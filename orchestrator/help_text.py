@@ -41,7 +41,7 @@ OPTIONS = {
     "dry_run": ("--dry-run", "only say what would go"),
     "resume": ("--resume RUN_ID", "go on with an A/B that was interrupted or killed"),
     "power": ("--power", "how many boots and hours the gate's effects need here; start nothing"),
-    "all": ("--all", "the boots of A/Bs and published results too; of a queue what has ended"),
+    "all": ("--all", "the boots of A/Bs and published results too; of a queue, the jobs that have ended too"),
     "unpaired": ("--unpaired", "numbers of runs that cannot be paired, without differences, with the reasons"),
 }
 

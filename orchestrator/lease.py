@@ -34,7 +34,7 @@ def hold(box: str, purpose: str, state: Path, expected_s: float | None = None) -
     path = state / "leases" / f"{box}.lock"
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a+") as stream:
-        if not _locked(stream):
+        if not take(stream):
             raise Busy(f"{in_use(box)}{_holder(path)}; wait for it to end, or stop it")
         now = datetime.now(UTC)
         until = None if expected_s is None else now + timedelta(seconds=expected_s)
@@ -50,7 +50,8 @@ def hold(box: str, purpose: str, state: Path, expected_s: float | None = None) -
         yield
 
 
-def _locked(stream: TextIO) -> bool:
+def take(stream: TextIO) -> bool:
+    """Whether this process has the file's lock from now on; who only looks has it for an instant, and is waited for."""
     for _ in range(LOOKS):
         try:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)

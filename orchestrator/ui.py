@@ -15,6 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from urllib.parse import quote
 
+from orchestrator import labels
 from orchestrator.errors import OrchestratorError, UsageError
 from orchestrator.recorded import catalog, mlflow_store
 from orchestrator.recorded.catalog import Entry
@@ -95,7 +96,7 @@ def links(directory: Path, url: str) -> list[str]:
     if (report := last.artifacts / "report.html").exists():
         lines.append(f"its report  {run_url(url, last, '/artifacts/report.html')}")
         lines.append(f"            {report.resolve().as_uri()}")
-    if last.is_ab:
+    if last.is_ab and any(labels.curves(boot.metrics) for boot in catalog.entries(directory, parent=last.run_id)):
         lines.append(f"its curves  {curves_url(url, last)}")
     return [*lines, "stop it with Ctrl-C"]
 

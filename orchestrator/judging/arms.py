@@ -42,7 +42,7 @@ def faults(gate: Gate, results: Sequence[BootResult]) -> list[str]:
     if len(found) > SHOWN:
         found[SHOWN:] = [f"and {len(found) - SHOWN} more fields"]
     if gate.kind == "ab" and not differing:
-        found.append("plan: it is the same in both arms; nothing would be compared (an A/A is declared as kind aa)")
+        found.append("plan: it is the same in both arms; nothing would be compared")
     return found or _attestation_faults(gate, results, differing)
 
 

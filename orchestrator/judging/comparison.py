@@ -141,7 +141,8 @@ def asked(claim: Claim, threshold: float | None, better: str = "") -> str:
         if threshold
         else f"{direction}B must not be worse",
         "equivalent": f"the arms may differ by less than {share}",
-        "fidelity_not_worse": f"B may be higher by less than {threshold or 0.0:g} nats",
+        "fidelity_not_worse": "lower is nearer to the reference and "
+        + (f"B may be higher by less than {threshold:g} nats" if threshold else "B must be lower"),
         "accuracy_not_worse": f"B may be lower by less than {100 * (threshold or 0.0):.3g} points",
         "no_more": "B may not have more",
         "identical": "B must say the same",

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 from orchestrator import config, owner
 from orchestrator.abtest.design import ARMS, BOOTS_PER_BLOCK
 from orchestrator.errors import InvalidMeasurement, UsageError
+from orchestrator.progress import span
 from orchestrator.schedule import policy
 from orchestrator.schedule.job import Job
 from orchestrator.schedule.queue import dependency
@@ -115,4 +117,18 @@ def _timed(asked: Job, test: ABTest) -> tuple[Job, str]:
     seconds, basis = hours.on_box(Path(test.paths.tracking), test.box.name, test.suite)
     pairs = len(test.sweep.values) - 1 if test.sweep else 1
     boots = pairs * BOOTS_PER_BLOCK * test.gate.looks[-1]
-    return replace(asked, boot_s=seconds, boots_left=boots), basis
+    made = replace(asked, boot_s=seconds, boots_left=boots)
+    _require_fit(made, basis)
+    return made, basis
+
+
+def _require_fit(made: Job, basis: str) -> None:
+    """Raises UsageError for a job of which no boot would ever be started: not even one ends inside its window."""
+    rules = policy.of(made.schedule, made.window, made.zone)
+    usable_s = rules.usable_s(rules.hours().at(datetime.now(UTC)))
+    if rules.margin * made.boot_s > usable_s:
+        raise UsageError(
+            f"window: {rules.hours()} has {span(max(0.0, usable_s))} for boots, as prod comes back "
+            f"{rules.return_min:g} min before its end, and one takes about {span(made.boot_s)}, times {rules.margin:g} "
+            f"({basis}); choose a longer window"
+        )

@@ -5,7 +5,6 @@ All it knows is in the queue, so that it may be killed anywhere: the next one fi
 
 from __future__ import annotations
 
-import fcntl
 import secrets
 import threading
 from collections.abc import Callable, Iterator
@@ -231,10 +230,8 @@ def alone(state: Path) -> Iterator[None]:
     path = state / LOCK
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UsageError(f"another scheduler works on the queue below {state}; stop it first") from None
+        if not lease.take(lock):
+            raise UsageError(f"another scheduler works on the queue below {state}; stop it first")
         yield
 
 

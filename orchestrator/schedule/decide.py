@@ -100,7 +100,7 @@ def _one(
     stop_by = night.closes - timedelta(minutes=policy.return_min)
     left_s = (stop_by - now).total_seconds()
     needed_s, least_s = durations(job, policy)
-    whole_s = night.length_s - 60 * policy.return_min
+    whole_s = policy.usable_s(night)
     begun = bool(job.records) or needed_s > whole_s
     if needed_s <= left_s or (begun and least_s <= left_s):
         return Start(job, node, night, stop_by)

@@ -12,7 +12,7 @@ from orchestrator import shipped
 from orchestrator.errors import UsageError
 from orchestrator.records import from_jsonable
 from orchestrator.schedule import window as windows
-from orchestrator.schedule.window import DAYS, Window
+from orchestrator.schedule.window import DAYS, Night, Window
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,10 @@ class Policy:
     nights: int = 14
     webhook: str | None = None
     webhook_timeout_s: float = 10.0
+
+    def usable_s(self, night: Night) -> float:
+        """Seconds of the night in which boots may run: in the rest of it prod comes back."""
+        return night.length_s - 60 * self.return_min
 
     def hours(self, window: str = "", zone: str = "") -> Window:
         """The policy's window, or the one given instead of it. Raises UsageError for what is none."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -88,13 +87,6 @@ def add(options: Options) -> int:
         f"job {made.id}: at most {made.boots_left} boots, about {span(made.expected_s or 0)} ({basis}), "
         f"in {rules.hours()}{unnamed}"
     )
-    open_s = rules.hours().at(datetime.now(UTC)).length_s
-    if made.boot_s and rules.margin * made.boot_s > open_s - 60 * rules.return_min:
-        print(
-            f"no boot fits into that window: one takes about {span(made.boot_s)} (times {rules.margin:g}), and prod is "
-            f"brought back {rules.return_min:g} min before the end; choose a longer one",
-            file=sys.stderr,
-        )
     _say_who_runs_it(options.overrides)
     return 0
 

@@ -6,6 +6,7 @@ import json
 import signal
 import subprocess
 import time
+from pathlib import Path
 
 import pytest
 
@@ -26,6 +27,9 @@ def test_the_first_run_prepares_measures_and_says_where_its_record_is(first_run,
     assert "no KL reference" in first_run.stderr and "warmup boot of int5_i8_pg_zpe: done" in first_run.stderr
     (run,) = machine.runs()
     assert run.info.run_id in first_run.stdout and "orchestrator ui" in first_run.stdout
+    (report,) = [line.removeprefix("report: ") for line in first_run.stdout.splitlines() if line.startswith("report: ")]
+    assert Path(report).read_text().startswith("<!")
+    assert run.data.tags["kl_reference"] == "made"
     assert "Time per step" in first_run.stdout and "Mean KL" in first_run.stdout
 
 
@@ -73,6 +77,7 @@ def test_a_second_run_prepares_nothing_and_boots_warm_at_once(first_run, machine
     assert second.returncode == 0, second.stdout + second.stderr
     assert not any(word in second.stderr for word in ("convert", "quantize", "warmup", "reference boot"))
     assert len(machine.journal() - before) == 1
+    assert machine.runs()[0].data.tags["kl_reference"] == "reused"
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])

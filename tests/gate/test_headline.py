@@ -71,7 +71,8 @@ def test_an_interval_without_width_is_shown_as_what_it_is(ab):
         ("superior", 0.02, "lower is better and B must be better by more than 2%"),
         ("non_inferior", 0.02, "lower is better and B may be worse by less than 2%"),
         ("equivalent", 0.02, "the arms may differ by less than 2%"),
-        ("fidelity_not_worse", 0.002, "B may be higher by less than 0.002 nats"),
+        ("fidelity_not_worse", 0.002, "lower is nearer to the reference and B may be higher by less than 0.002 nats"),
+        ("fidelity_not_worse", 0.0, "lower is nearer to the reference and B must be lower"),
         ("accuracy_not_worse", 0.025, "B may be lower by less than 2.5 points"),
     ],
 )

@@ -42,6 +42,7 @@ def test_a_candidate_that_passes_its_checks_is_prod_and_the_ledger_has_what_was_
     entry = conduct(site, target(site, "int5"))
     assert at_rest(site) and site.slot().plan.variant == "int5" and not processes_of(before.nonce)
     assert (entry.number, entry.kind, entry.outcome) == (2, "promote", "moved") and entry.gap_s > 0
+    assert site.slot().since_utc == site.slot().healthy_utc != ""
     heads = [line.partition(":")[0] for line in entry.checks]
     assert heads == ["stop", "identity", "evidence", "smoke", "canary"] and NUMBER in entry.checks[-1]
     assert entry.checks[0].startswith("stop: int4 had no request left; it ended after ")
@@ -85,6 +86,7 @@ def test_a_candidate_that_is_not_what_it_should_be_is_taken_away_and_the_previou
         promote.conduct(new, site.state, site.root, QUIET)
     assert failed.value.exit_code == 1
     assert "prod of box cpu serves int4 at" in str(failed.value) and "healthy" in str(failed.value)
+    assert "stop: int4 had no request left; it ended after " in failed.value.detail
     assert at_rest(site) and site.slot().plan == before.plan
     last = ledger(site)[-1]
     assert (last.kind, last.outcome, last.variant) == ("promote", "restored", "int5") and last.reason

@@ -77,12 +77,19 @@ def test_the_verbs_add_list_and_remove_jobs(tmp_path, capsys):
     assert "fleet=cloud: choose from local, ray" in capsys.readouterr().err
 
 
-def test_a_window_that_no_boot_fits_into_and_a_queue_that_nothing_works_on_are_said(tmp_path, capsys):
+def test_a_window_that_no_boot_fits_into_is_refused(tmp_path, capsys):
     places = ["box=cpu", f"paths.state={tmp_path}", f"paths.tracking={tmp_path / 'runs'}"]
-    assert cli.main(["schedule", "add", "+experiment=zpe", "window=01:00-01:20", *places]) == 0
+    assert cli.main(["schedule", "add", "+experiment=zpe", "window=01:00-01:20", *places]) == 2
+    said = capsys.readouterr().err
+    assert "has 5 min 00 s for boots" in said and "choose a longer window" in said
+    assert Queue(tmp_path).list() == []
+
+
+def test_a_queue_that_nothing_works_on_is_said(tmp_path, capsys):
+    places = ["box=cpu", f"paths.state={tmp_path}", f"paths.tracking={tmp_path / 'runs'}"]
+    assert cli.main(["schedule", "add", "+experiment=zpe", *places]) == 0
     said = capsys.readouterr()
-    assert "the zone of this machine" in said.out and "no boot fits into that window: one takes about" in said.err
-    assert "nothing on this machine works on the queue" in said.err
+    assert "the zone of this machine" in said.out and "nothing on this machine works on the queue" in said.err
     with daemon.alone(tmp_path):
         assert cli.main(["schedule", "add", "+experiment=zpe", "zone=Asia/Kolkata", *places]) == 0
         assert cli.main(["schedule", *places[1:]]) == 0

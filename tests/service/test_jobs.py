@@ -120,6 +120,7 @@ def test_a_box_that_the_machine_is_not_is_refused_for_an_ab_and_for_a_move(tmp_p
         ({**AB, "overrides": {"a.knobs.RADIANCE_PQ_PTOK": "maybe"}}, "RADIANCE_PQ_PTOK"),
         ({**AB, "window": "25:00-26:00"}, "is no window"),
         ({**AB, "zone": "Mars/Olympus"}, "time zone"),
+        ({**AB, "window": "01:00-01:20"}, "choose a longer window"),
         ({**AB, "after": ["99"]}, "no job 99"),
         ({**AB, "colour": "red"}, "colour"),
         ({"box": "cpu", "a": "int4", "b": "int4", "gate": "format"}, "plan: it is the same in both arms"),

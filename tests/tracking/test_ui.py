@@ -30,7 +30,9 @@ def store(tmp_path_factory) -> Path:
     directory = tmp_path_factory.mktemp("a store")
     tracker = Tracker(directory, "cpu")
     above = tracker.start("int4 | int5", {}, {"kind": "ab"})
-    tracker.start("1.1 a int4", {}, {"kind": "boot"}, above.run_id).finish("FINISHED")
+    boot = tracker.start("1.1 a int4", {}, {"kind": "boot"}, above.run_id)
+    boot.log_metrics({f"decode.ms_per_step.ctx{context}": 9.0 for context in (512, 1024)})
+    boot.finish("FINISHED")
     above.log_text("report.html", "<p>a page</p>")
     above.set_tag("verdict", "FAIL")
     above.finish("FINISHED")
@@ -53,6 +55,17 @@ def test_the_links_are_to_the_last_ab_and_its_report(store):
     assert lines[3].split()[2] == f"{run}/artifacts/report.html{models}"
     assert lines[4].strip() == (entry.artifacts / "report.html").as_uri()
     assert entry.run_id in lines[5] and "&compareRunsMode=CHART&workflowType=" in lines[5]
+
+
+def test_an_ab_whose_suite_has_one_place_has_no_link_to_curves(tmp_path):
+    tracker = Tracker(tmp_path, "cpu")
+    above = tracker.start("int4 | int5", {}, {"kind": "ab"})
+    boot = tracker.start("1.1 a int4", {}, {"kind": "boot"}, above.run_id)
+    boot.log_metrics({"decode.ms_per_step.ctx512": 9.0})
+    boot.finish("FINISHED")
+    above.log_text("report.html", "<p>a page</p>")
+    above.finish("FINISHED")
+    assert not any("its curves" in line for line in ui.links(tmp_path, "http://here"))
 
 
 def test_without_an_ab_the_link_is_to_the_last_run(tmp_path):
