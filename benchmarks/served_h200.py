@@ -18,7 +18,10 @@ further off than twice the control's, fail the run.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
+import multiprocessing
+import os
 import sys
 import time
 from pathlib import Path
@@ -33,6 +36,8 @@ from paroquant_gfx1201.kernels.triton.linear import TritonLinear
 from paroquant_gfx1201.modes import Mode
 
 NEW_TOKENS = 64
+PROCESSES = 4
+ROUNDED = "int4, rounded from int5"
 INT8 = {"RADIANCE_PQ_I8": "1", "RADIANCE_PQ_ZPE": "0"}
 E4M3 = {"RADIANCE_PQ_I8": "0", "RADIANCE_PQ_ZPE": "0"}
 MODES = {
@@ -120,43 +125,52 @@ def divergences(ours: torch.Tensor, theirs: torch.Tensor) -> list[dict[str, floa
     return found
 
 
+def compare(case: tuple[Path, torch.Tensor, str, str]) -> dict[str, object]:
+    """One row of the report: a kind of weights in a mode, by the kernels, by the control and on the CPU."""
+    directory, prompts, kind, name = case
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) // PROCESSES))
+    projections, mode = dict(catalog.read_layers(directory)), Mode.from_environment(MODES[name])
+    if kind == ROUNDED:
+        projections = {layer: rounded_to_int4(projection) for layer, projection in projections.items()}
+    started = time.monotonic()
+    model = build(directory, projections, lambda p: ReferenceLinear(p, mode, "cpu"))
+    theirs = logits_of(model, prompts, None)
+    cpu_s = time.monotonic() - started
+    tokens = theirs.argmax(-1)
+    model = build(directory, projections, lambda p: ReferenceLinear(p, mode, "cuda")).to("cuda")
+    control = off_by(logits_of(model, prompts.cuda(), tokens), theirs)
+    model = build(directory, projections, lambda p: TritonLinear(p, mode, "cuda")).to("cuda")
+    kernels = off_by(logits_of(model, prompts.cuda(), tokens), theirs)
+    other = divergences(logits_of(model, prompts.cuda(), None), theirs)
+    top = theirs.topk(2, -1).values
+    return {
+        "weights": kind,
+        "mode": name,
+        "layers": len(projections),
+        "prompts": len(prompts),
+        "prompt_tokens": prompts.shape[1],
+        "tokens": tokens.numel(),
+        "prompts_equal": len(prompts) - len(other),
+        "divergences": other,
+        "median_margin": float((top[..., 0] - top[..., 1]).median()),
+        "kernels": kernels,
+        "control": control,
+        "cpu_s": round(cpu_s),
+        "explained": kernels["relative_error"] <= 2 * control["relative_error"]
+        and all(entry["gap"] <= 2 * control["largest_difference"] for entry in other),
+    }
+
+
 def main(directory: Path, prompts: torch.Tensor, path: Path) -> None:
-    own = dict(catalog.read_layers(directory))
-    weights = {"int5" if next(iter(own.values())).spec.bits == 5 else "int4": own}
-    if "int5" in weights:
-        weights["int4, rounded from int5"] = {name: rounded_to_int4(projection) for name, projection in own.items()}
+    bits = next(iter(dict(catalog.read_layers(directory)).values())).spec.bits
+    kinds = ("int5", ROUNDED) if bits == 5 else ("int4",)
+    cases = [(directory, prompts, kind, name) for kind, name in itertools.product(kinds, MODES)]
     report = []
-    for (kind, projections), (name, environment) in [(w, m) for w in weights.items() for m in MODES.items()]:
-        mode = Mode.from_environment(environment)
-        started = time.monotonic()
-        model = build(directory, projections, lambda p, mode=mode: ReferenceLinear(p, mode, "cpu"))
-        theirs = logits_of(model, prompts, None)
-        cpu_s = time.monotonic() - started
-        tokens = theirs.argmax(-1)
-        model = build(directory, projections, lambda p, mode=mode: ReferenceLinear(p, mode, "cuda")).to("cuda")
-        control = off_by(logits_of(model, prompts.cuda(), tokens), theirs)
-        model = build(directory, projections, lambda p, mode=mode: TritonLinear(p, mode, "cuda")).to("cuda")
-        kernels = off_by(logits_of(model, prompts.cuda(), tokens), theirs)
-        other = divergences(logits_of(model, prompts.cuda(), None), theirs)
-        top = theirs.topk(2, -1).values
-        row = {
-            "weights": kind,
-            "mode": name,
-            "layers": len(projections),
-            "prompts": len(prompts),
-            "prompt_tokens": prompts.shape[1],
-            "tokens": tokens.numel(),
-            "prompts_equal": len(prompts) - len(other),
-            "divergences": other,
-            "median_margin": float((top[..., 0] - top[..., 1]).median()),
-            "kernels": kernels,
-            "control": control,
-            "explained": kernels["relative_error"] <= 2 * control["relative_error"]
-            and all(entry["gap"] <= 2 * control["largest_difference"] for entry in other),
-        }
-        report.append(row)
-        path.write_text(json.dumps(report, indent=1) + "\n")
-        print(f"{cpu_s:.0f} s on the CPU: {json.dumps(row)}", flush=True)
+    with multiprocessing.get_context("spawn").Pool(PROCESSES) as pool:
+        for row in pool.imap(compare, cases, 1):
+            report.append(row)
+            path.write_text(json.dumps(report, indent=1) + "\n")
+            print(json.dumps(row), flush=True)
     if not all(row["explained"] for row in report):
         sys.exit("the kernels differ from the CPU by more than the rest of the model does")
 

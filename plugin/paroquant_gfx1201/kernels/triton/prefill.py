@@ -158,6 +158,8 @@ def tile_kernel(
         left = codes.load([row, group * GROUP])
         right = expanded.load([group * N + column, 0])
         scale, _ = scale_and_zero(step_tiles.load([group * N + column]))
+        if SCALES == 1:
+            row_scale = tl.load(row_scales + group * M + rows, mask=live, other=0.0)
         if tl.bfloat16 == codes.dtype:
             left, right = widened(left, WIDE), widened(right, WIDE)
         if integer:
@@ -165,7 +167,6 @@ def tile_kernel(
         else:
             dots = tl.dot(left, tl.trans(right), input_precision="ieee")
         if SCALES == 1:
-            row_scale = tl.load(row_scales + group * M + rows, mask=live, other=0.0)
             total += dots * (row_scale[:, None] * scale[None, :])
         else:
             total += dots * scale[None, :]
