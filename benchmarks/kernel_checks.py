@@ -47,8 +47,7 @@ def adversarial_rows(count: int, inputs: int) -> torch.Tensor:
 def as_reference(rows: producer.QuantizedRows) -> reference.Activations:
     """The rows in the reference's layout, on the CPU."""
     codes = rows.codes.cpu().float().unflatten(1, (len(rows.row_sums), -1)).transpose(0, 1)
-    scales = rows.scales.cpu().unsqueeze(-1) if len(rows.scales) else torch.ones(1, len(rows.codes), 1)
-    return reference.Activations(codes, scales, rows.row_sums.cpu())
+    return reference.Activations(codes, rows.scales.cpu().unsqueeze(-1), rows.row_sums.cpu())
 
 
 def check_producers(case: tuple[tuple[int, int], int]) -> dict[str, int]:
@@ -119,16 +118,14 @@ def check_gemms(case: tuple[tuple[int, int, int], int, tuple[str, str]]) -> dict
     for count in ROWS:
         rows = random_rows(count, inputs, size, element, granularity)
         values = rows.codes.double()
-        if rows.granularity != "none":
-            by_group = values.unflatten(1, (packed.groups, -1)) * rows.scales.double().T.unsqueeze(-1)
-            values = by_group.flatten(1)
-        expected = values @ exact
+        by_group = values.unflatten(1, (packed.groups, -1)) * rows.scales.double().T.unsqueeze(-1)
+        expected = by_group.flatten(1) @ exact
         bands = [("prefill", prefill.prefill)]
         if count <= decode.MAX_ROWS and granularity == "group":
             bands.append(("decode", decode.decode))
         for (band, kernel), dtype in itertools.product(bands, (torch.float32, torch.bfloat16)):
             error = relative(kernel(rows, packed, dtype), expected)
-            path = f"{band} int{bits} x {element}" + (f" per {granularity}" if element != "bf16" else "")
+            path = f"{band} int{bits} x {element} per {granularity}"
             path += f", {str(dtype)[6:]} outputs"
             if dtype == torch.bfloat16:
                 bound = BFLOAT16_BOUND if expected.numel() > 10_000 else BFLOAT16_BOUND_OF_FEW

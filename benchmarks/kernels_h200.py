@@ -41,6 +41,7 @@ FLUSH_BYTES = 1 << 29
 PEERS = {"A16W4": "A16W4_HQQ_INT", "A8W4": "A8W4_HQQ_INT_dynamic"}
 PEER_ROWS = (1, 8, 64, 2048)
 PROCESSES = 16
+MODES = list(itertools.product(("int8", "e4m3"), ("group", "token")))
 PRODUCER_SHAPES = [(128, 128), (576, 64), (5120, 128), (8704, 128), (17408, 128)]
 GEMM_SHAPES = [(576, 64, 224), (640, 128, 48), (5120, 128, 17408)]
 
@@ -55,9 +56,8 @@ def prepare_check() -> None:
 
 def check() -> dict[str, object]:
     """All checks, and the peer's kernels compiled beside them. Raises the first AssertionError."""
-    modes = [("int8", "group"), ("e4m3", "group"), ("bf16", "group"), ("int8", "token"), ("e4m3", "token")]
     with multiprocessing.get_context("spawn").Pool(PROCESSES, prepare_check) as pool:
-        gemms = pool.map_async(check_gemms, list(itertools.product(GEMM_SHAPES, (4, 5), modes)), 1)
+        gemms = pool.map_async(check_gemms, list(itertools.product(GEMM_SHAPES, (4, 5), MODES)), 1)
         peers = pool.map_async(call_peer, list(itertools.product(PEERS, PEER_ROWS)), 1)
         producers = pool.map(check_producers, list(itertools.product(PRODUCER_SHAPES, (1, 2, 3))), 1)
         worst: dict[str, float] = {}
@@ -114,29 +114,27 @@ def measure() -> dict[str, object]:
         cells.append({"kernel": "torch.matmul bf16", "M": count, **peer[count]})
     for bits in (4, 5):
         packed, _ = random_weight(INPUTS, GROUP, OUTPUTS, bits)
-        for element, count in itertools.product(("int8", "e4m3", "bf16"), (1, 8, 64)):
+        for element, count in itertools.product(("int8", "e4m3"), (1, 8, 64)):
             rows = random_rows(count, INPUTS, GROUP, element, "group")
             time = timed_both(lambda rows=rows, packed=packed: decode.decode(rows, packed), flush)
             moved = packed.nbytes + rows.codes.nbytes + rows.scales.nbytes + rows.row_sums.nbytes + 2 * count * OUTPUTS
             cells.append(cell(f"decode int{bits} x {element}", count, time, moved, copy, peer[count]))
-        modes = [("int8", "group"), ("int8", "token"), ("e4m3", "group"), ("e4m3", "token"), ("bf16", "group")]
-        for element, granularity in modes:
+        for element, granularity in MODES:
             rows = random_rows(2048, INPUTS, GROUP, element, granularity)
             time = timed(lambda rows=rows, packed=packed: prefill.prefill(rows, packed), flush)
-            name = f"prefill int{bits} x {element}" + (f" per {granularity}" if element != "bf16" else "")
+            name = f"prefill int{bits} x {element} per {granularity}"
             cells.append(cell(name, 2048, time, None, copy, peer[2048]))
     for rotations in (1, 3):
         matrices = torch.linalg.qr(torch.randn(rotations, INPUTS // GROUP, GROUP, GROUP, device=CUDA))[0]
         terms = producer.split_rotation(matrices)
-        modes = [("int8", "group"), ("e4m3", "group"), ("bf16", "group"), ("int8", "token"), ("e4m3", "token")]
-        for (element, granularity), count in itertools.product(modes, (1, 64, 2048, 16384)):
+        for (element, granularity), count in itertools.product(MODES, (1, 64, 2048, 16384)):
             x = torch.randn(count, INPUTS, device=CUDA).bfloat16()
             made = producer.quantize_rows(x, terms, element, granularity)
             moved = x.nbytes + terms.nbytes + made.codes.nbytes + made.scales.nbytes + made.row_sums.nbytes
             time = timed(
                 lambda x=x, terms=terms, e=element, g=granularity: producer.quantize_rows(x, terms, e, g), flush
             )
-            name = f"producer {element}" + (f" per {granularity}" if element != "bf16" else "") + f", P={rotations}"
+            name = f"producer {element} per {granularity}, P={rotations}"
             cells.append(cell(name, count, time, moved, copy, None))
     report["cells"] = cells
     return report
@@ -166,10 +164,10 @@ def call_peer(case: tuple[str, int]) -> None:
 
 
 def measure_peer() -> list[dict[str, object]]:
-    """gemlite on the same int4 weights, beside ours: bf16 rows alone, and 8-bit rows made from bf16 ones by each side.
+    """gemlite on the same int4 weights, beside ours, from bf16 rows to bf16 outputs.
 
-    gemlite's 8-bit path quantizes to e4m3 per token and does not rotate; ours rotates, and for up to 64 rows has a
-    scale per group.
+    gemlite multiplies bf16 rows, or quantizes them to e4m3 per token, and does not rotate; ours rotates and quantizes,
+    for up to 64 rows with a scale per group.
     """
     import gemlite
 
@@ -185,18 +183,13 @@ def measure_peer() -> list[dict[str, object]]:
         assert error < 0.05, f"gemlite is used wrongly: {row}"
         row["peer_us"] = timed(lambda layer=layer, x=x: layer(x), flush)["us"]
         granularity = "group" if count <= decode.MAX_ROWS else "token"
-        for element in ("bf16",) if name == "A16W4" else ("int8", "e4m3"):
-            rows = producer.quantize_rows(x, terms, element, granularity).of(0)
+        for element in ("int8", "e4m3"):
             row[f"ours_{element}_us"] = timed(
-                lambda rows=rows, packed=packed: multiply(rows, packed, torch.bfloat16), flush
+                lambda x=x, e=element, g=granularity, packed=packed: multiply(
+                    producer.quantize_rows(x, terms, e, g).of(0), packed, torch.bfloat16
+                ),
+                flush,
             )["us"]
-            if element != "bf16":
-                row[f"ours_{element}_with_producer_us"] = timed(
-                    lambda x=x, e=element, g=granularity, packed=packed: multiply(
-                        producer.quantize_rows(x, terms, e, g).of(0), packed, torch.bfloat16
-                    ),
-                    flush,
-                )["us"]
         report.append(row)
     return report
 

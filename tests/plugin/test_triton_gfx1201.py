@@ -36,7 +36,7 @@ POINTERS = {
     "partial": "*fp32",
     "arrived": "*i32",
 }
-ROWS = {"i8": tl.int8, "fp8e4nv": tl.float16, "bf16": tl.bfloat16}
+ROWS = {"i8": tl.int8, "fp8e4nv": tl.float16}
 WMMA = {
     "i8": "v_wmma_i32_16x16x16_iu8",
     "fp8e4nv": "v_wmma_f32_16x16x16_f16",
@@ -72,7 +72,7 @@ def compiled(kernel, constants: dict[str, object], warps: int, stages: int, type
 def test_decode_multiplies_with_wmma_and_spills_nothing(rows: str, bits: int, count: int) -> None:
     tiles = decode_tiles.hip_tiles(count)
     constants = {
-        "GROUP": 128, "BITS": bits, "OPERAND": ROWS[rows], "SCALED": rows != "bf16", "BLOCK_M": count,
+        "GROUP": 128, "BITS": bits, "OPERAND": ROWS[rows], "BLOCK_M": count,
         "BLOCK_N": tiles.outputs, "SPLITS": tiles.programs, "STAGES": tiles.stages, "TOGETHER": tiles.together,
         "WIDTH": tiles.width, "PTX": False,
     }  # fmt: skip
@@ -80,14 +80,12 @@ def test_decode_multiplies_with_wmma_and_spills_nothing(rows: str, bits: int, co
     assert WMMA[rows] in assembly
 
 
-@pytest.mark.parametrize(
-    ("rows", "bits", "scales"), [("i8", 5, 1), ("fp8e4nv", 4, 2), ("fp8e4nv", 5, 1), ("bf16", 4, 0)]
-)
-def test_prefill_multiplies_rows_in_their_own_type_and_spills_nothing(rows: str, bits: int, scales: int) -> None:
+@pytest.mark.parametrize(("rows", "bits", "per_group"), [("i8", 5, True), ("fp8e4nv", 4, False), ("fp8e4nv", 5, True)])
+def test_prefill_multiplies_rows_in_their_own_type_and_spills_nothing(rows: str, bits: int, per_group: bool) -> None:
     tiles = prefill.HIP_TILES
     constants = {
-        "GROUP": 128, "CENTRED": (rows, bits) != ("fp8e4nv", 5), "WIDE": ROWS[rows], "TERM": tl.bfloat16,
-        "SCALES": scales, "BLOCK_M": tiles.rows, "BLOCK_N": tiles.outputs, "STAGES": tiles.stages,
+        "GROUP": 128, "CENTRED": (rows, bits) != ("fp8e4nv", 5), "TERM": tl.bfloat16,
+        "PER_GROUP": per_group, "BLOCK_M": tiles.rows, "BLOCK_N": tiles.outputs, "STAGES": tiles.stages,
     }  # fmt: skip
     types = {
         "codes": f"tensordesc<{rows}[{tiles.rows},128]>",
@@ -100,7 +98,7 @@ def test_prefill_multiplies_rows_in_their_own_type_and_spills_nothing(rows: str,
     assert {**WMMA, "fp8e4nv": "v_wmma_f32_16x16x16_fp8_fp8"}[rows] in assembly
 
 
-@pytest.mark.parametrize(("rows", "bits"), [("i8", 5), ("fp8e4nv", 5), ("bf16", 4)])
+@pytest.mark.parametrize(("rows", "bits"), [("i8", 5), ("fp8e4nv", 5)])
 def test_expanding_weights_spills_nothing(rows: str, bits: int) -> None:
     constants = {
         "GROUP": 128, "BITS": bits, "CENTRED": (rows, bits) != ("fp8e4nv", 5), "WIDE": ROWS[rows], "BLOCK_N": 128,
@@ -114,13 +112,13 @@ def test_splitting_zero_points_spills_nothing() -> None:
     compiled(prefill.split_kernel, constants, 4, 1, {"row_terms": "*i16", "column_terms": "*i16"})
 
 
-@pytest.mark.parametrize(("int8", "encode"), [(True, True), (False, True), (True, False)])
-def test_the_producer_rotates_with_wmma_and_spills_nothing(int8: bool, encode: bool) -> None:
+@pytest.mark.parametrize(("int8", "park"), [(True, False), (False, False), (True, True)])
+def test_the_producer_rotates_with_wmma_and_spills_nothing(int8: bool, park: bool) -> None:
     constants = {
-        "GROUP": 128, "INT8": int8, "OPERAND": tl.bfloat16, "ENCODE": encode, "PEAKS": not encode, "FUSED": True,
+        "GROUP": 128, "INT8": int8, "OPERAND": tl.bfloat16, "PARK": park, "FUSED": True,
         "HARDWARE": False, "BLOCK_M": producer.HIP_ROWS, "STAGES": 1,
     }  # fmt: skip
-    assembly = compiled(producer.group_kernel, constants, 8, 1, {"codes": "*i8" if encode else "*i16"})
+    assembly = compiled(producer.group_kernel, constants, 8, 1, {"codes": "*i16" if park else "*i8"})
     assert WMMA["bf16"] in assembly
 
 

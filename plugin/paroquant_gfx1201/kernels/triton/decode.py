@@ -44,7 +44,6 @@ def load_step(
     last,
     GROUP: tl.constexpr,
     BITS: tl.constexpr,
-    SCALED: tl.constexpr,
 ):
     """What one group of the loop reads; a weight of scale 0 from ``last`` on."""
     half = tl.arange(0, GROUP // 2)
@@ -57,9 +56,7 @@ def load_step(
     upper = tl.load(source + GROUP // 2, mask=live[:, None], other=0.0)
     step = tl.load(steps + place, mask=inside, other=0)
     sums = tl.load(row_sums + group * M + rows, mask=live, other=0.0)
-    row_scale = sums
-    if SCALED:
-        row_scale = tl.load(row_scales + group * M + rows, mask=live, other=0.0)
+    row_scale = tl.load(row_scales + group * M + rows, mask=live, other=0.0)
     return word, fifth, lower, upper, step, sums, row_scale
 
 
@@ -70,7 +67,6 @@ def add_step(
     GROUP: tl.constexpr,
     BITS: tl.constexpr,
     OPERAND: tl.constexpr,
-    SCALED: tl.constexpr,
     WIDTH: tl.constexpr,
     PTX: tl.constexpr,
 ):
@@ -91,11 +87,7 @@ def add_step(
         dots = tl.dot(low, tl.trans(lower), input_precision="ieee")
         dots = tl.dot(high, tl.trans(upper), acc=dots, input_precision="ieee")
         centred = dots - (zero - (1 << (BITS - 1))).to(tl.float32)[:, None] * sums[None, :]
-    if SCALED:
-        total += centred * (scale[:, None] * row_scale[None, :])
-    else:
-        total += centred * scale[:, None]
-    return total
+    return total + centred * (scale[:, None] * row_scale[None, :])
 
 
 @triton.jit
@@ -120,7 +112,6 @@ def multiply_share(
     GROUP: tl.constexpr,
     BITS: tl.constexpr,
     OPERAND: tl.constexpr,
-    SCALED: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     STAGES: tl.constexpr,
@@ -134,16 +125,16 @@ def multiply_share(
     total = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
     for group in tl.range(first, last, TOGETHER, num_stages=STAGES):
         one = load_step(
-            codes, row_scales, row_sums, nibbles, plane, steps, rows, columns, M, N, K, group, last, GROUP, BITS, SCALED
+            codes, row_scales, row_sums, nibbles, plane, steps, rows, columns, M, N, K, group, last, GROUP, BITS
         )
         if TOGETHER == 2:
             two = load_step(
                 codes, row_scales, row_sums, nibbles, plane, steps, rows, columns, M, N, K, group + 1, last,
-                GROUP, BITS, SCALED,
+                GROUP, BITS,
             )  # fmt: skip
-        total = add_step(total, one, GROUP, BITS, OPERAND, SCALED, WIDTH, PTX)
+        total = add_step(total, one, GROUP, BITS, OPERAND, WIDTH, PTX)
         if TOGETHER == 2:
-            total = add_step(total, two, GROUP, BITS, OPERAND, SCALED, WIDTH, PTX)
+            total = add_step(total, two, GROUP, BITS, OPERAND, WIDTH, PTX)
     keep = (columns < N)[:, None] & (rows < M)[None, :]
     target = rows[None, :] * N + columns[:, None]
     if shares == 1:
@@ -185,7 +176,6 @@ def decode_kernel(
     GROUP: tl.constexpr,
     BITS: tl.constexpr,
     OPERAND: tl.constexpr,
-    SCALED: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     SPLITS: tl.constexpr,
@@ -205,7 +195,7 @@ def decode_kernel(
         multiply_share(
             codes, row_scales, row_sums, nibbles, plane, steps, y, partial, arrived, M, N, K,
             tile, share * groups // SPLITS, (share + 1) * groups // SPLITS, share, SPLITS,
-            GROUP, BITS, OPERAND, SCALED, BLOCK_M, BLOCK_N, STAGES, TOGETHER, WIDTH, PTX,
+            GROUP, BITS, OPERAND, BLOCK_M, BLOCK_N, STAGES, TOGETHER, WIDTH, PTX,
         )  # fmt: skip
     else:
         units = tl.cdiv(N, BLOCK_N) * groups
@@ -219,7 +209,7 @@ def decode_kernel(
             multiply_share(
                 codes, row_scales, row_sums, nibbles, plane, steps, y, partial, arrived, M, N, K,
                 tile, tl.maximum(begin - unit, 0), tl.minimum(end - unit, groups), program - owner, shares,
-                GROUP, BITS, OPERAND, SCALED, BLOCK_M, BLOCK_N, STAGES, TOGETHER, WIDTH, PTX,
+                GROUP, BITS, OPERAND, BLOCK_M, BLOCK_N, STAGES, TOGETHER, WIDTH, PTX,
             )  # fmt: skip
 
 
@@ -245,7 +235,7 @@ def on_hopper(rows: QuantizedRows, weight: PackedWeight) -> bool:
 def decode(
     rows: QuantizedRows, weight: PackedWeight, dtype: torch.dtype = torch.bfloat16, tiles: DecodeTiles | None = None
 ) -> torch.Tensor:
-    """y [M, N] of ``dtype`` for M <= 64 rows with one scale per group, or bf16 rows.
+    """y [M, N] of ``dtype`` for M <= 64 rows with one scale per group.
 
     With ``tiles`` by the kernel of this module on any card.
 
@@ -277,7 +267,7 @@ def decode(
         rows.codes, rows.scales, rows.row_sums, weight.nibbles, weight.plane, weight.steps, y, partial,
         _counters(device, blocks), count, weight.outputs, weight.inputs,
         GROUP=weight.group_size, BITS=weight.bits, OPERAND=operand(rows.codes.dtype),
-        SCALED=rows.granularity == "group", BLOCK_M=max(8, triton.next_power_of_2(count)), BLOCK_N=tiles.outputs,
+        BLOCK_M=max(8, triton.next_power_of_2(count)), BLOCK_N=tiles.outputs,
         SPLITS=0 if tiles.even else shares, STAGES=tiles.stages, TOGETHER=tiles.together, WIDTH=tiles.width,
         PTX=inline_ptx(device),
         num_warps=tiles.warps,

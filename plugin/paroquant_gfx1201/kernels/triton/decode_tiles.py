@@ -30,12 +30,12 @@ def tiles_for(rows: int, bits: int, codes: torch.dtype, device: torch.device) ->
         return hip_tiles(rows)
     integer = codes == torch.int8
     if rows > 16:
-        if codes == torch.bfloat16 or (bits == 4 and integer):
+        if bits == 4 and integer:
             return DecodeTiles(128, 2 * processors(device), 4, 3, even=True)
         return DecodeTiles(32, 8 * processors(device), 1, 1, width=4, even=True)
     if integer:
         return DecodeTiles(128, 3, 4, 3) if bits == 4 else DecodeTiles(32, 3, 1, 1, together=2, width=4)
-    return DecodeTiles(64, 5, 1, 1 if bits == 5 and codes != torch.bfloat16 else 2, width=4)
+    return DecodeTiles(64, 5, 1, 1 if bits == 5 else 2, width=4)
 
 
 def hip_tiles(rows: int) -> DecodeTiles:

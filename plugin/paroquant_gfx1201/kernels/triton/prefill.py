@@ -1,7 +1,7 @@
 """Prefill GEMM: many tokens, so that the time is the matrix unit's.
 
-The weights are first expanded to what the rows are multiplied by, one pass over the packed weight: int8 or bf16 with
-the zero points subtracted, e4m3 for e4m3 rows. All are exact. Then one dot per group, folded in f32 by both scales.
+The weights are first expanded to what the rows are multiplied by, one pass over the packed weight: int8 with the zero
+points subtracted, or e4m3. Both are exact. Then one dot per group, folded in f32 by both scales.
 Tiles are read through tensor descriptors: the bulk copy engine on Hopper, plain loads elsewhere.
 """
 
@@ -17,6 +17,7 @@ from paroquant_gfx1201.kernels.triton.encoding import encode_e4m3, round_bfloat1
 from paroquant_gfx1201.kernels.triton.producer import QuantizedRows, widened
 from paroquant_gfx1201.kernels.triton.weights import (
     PackedWeight,
+    bfloat16_operand,
     half_groups,
     inline_ptx,
     load_group,
@@ -44,7 +45,7 @@ def expand_kernel(
 ):
     """[G, N, g] of code - zero, or of code - midpoint where not CENTRED; -31..31.
 
-    WIDE: what bf16 and e4m3 are made from.
+    WIDE: what e4m3 is made from.
     """
     columns = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     inside = columns < N
@@ -129,14 +130,13 @@ def tile_kernel(
     terms,
     GROUP: tl.constexpr,
     CENTRED: tl.constexpr,
-    WIDE: tl.constexpr,
     TERM: tl.constexpr,
-    SCALES: tl.constexpr,
+    PER_GROUP: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """One tile of y. SCALES of the rows: 0 none, 1 per group, 2 per token.
+    """One tile of y. PER_GROUP: the rows have a scale per group; else one per token.
 
     codes [M, K], expanded [G * N, g], step_tiles, which are the steps in one dimension, and, where not CENTRED,
     row_terms [M, terms] and column_terms [N, terms] are tensor descriptors.
@@ -158,19 +158,17 @@ def tile_kernel(
         left = codes.load([row, group * GROUP])
         right = expanded.load([group * N + column, 0])
         scale, _ = scale_and_zero(step_tiles.load([group * N + column]))
-        if SCALES == 1:
+        if PER_GROUP:
             row_scale = tl.load(row_scales + group * M + rows, mask=live, other=0.0)
-        if tl.bfloat16 == codes.dtype:
-            left, right = widened(left, WIDE), widened(right, WIDE)
         if integer:
             dots = tl.dot(left, tl.trans(right), out_dtype=tl.int32).to(tl.float32)
         else:
             dots = tl.dot(left, tl.trans(right), input_precision="ieee")
-        if SCALES == 1:
+        if PER_GROUP:
             total += dots * (row_scale[:, None] * scale[None, :])
         else:
             total += dots * scale[None, :]
-    if SCALES == 2:
+    if not PER_GROUP:
         total *= tl.load(row_scales + rows, mask=live, other=0.0)[:, None]
     target = y + rows[:, None].to(tl.int64) * N + columns[None, :]
     tl.store(target, total.to(y.dtype.element_ty), mask=live[:, None] & (columns < N)[None, :])
@@ -191,8 +189,6 @@ def tiles_for(codes: torch.dtype) -> PrefillTiles:
     """The fastest on an H200 (docs/benchmarks.md); on AMD, HIP_TILES."""
     if torch.version.hip is not None:
         return HIP_TILES
-    if codes == torch.bfloat16:
-        return PrefillTiles(128, 128, 8, 3)
     # With 168 registers three programs fit a multiprocessor.
     return PrefillTiles(128, 64, 4, 3, 168)
 
@@ -254,8 +250,7 @@ def prefill(
         TensorDescriptor.from_tensor(terms[0], [tiles.rows, width]),
         TensorDescriptor.from_tensor(terms[1], [tiles.outputs, width]),
         rows.scales, y, count, outputs, inputs, terms[0].shape[1],
-        GROUP=size, CENTRED=centred, WIDE=operand(kind), TERM=operand(torch.bfloat16),
-        SCALES={"none": 0, "group": 1, "token": 2}[rows.granularity],
+        GROUP=size, CENTRED=centred, TERM=bfloat16_operand(), PER_GROUP=rows.granularity == "group",
         BLOCK_M=tiles.rows, BLOCK_N=tiles.outputs, STAGES=tiles.stages, num_warps=tiles.warps,
         **({"maxnreg": tiles.registers} if tiles.registers else {}),
     )  # fmt: skip

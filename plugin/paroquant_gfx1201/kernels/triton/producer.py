@@ -18,18 +18,18 @@ import triton.language as tl
 
 from paroquant_gfx1201.errors import PluginError
 from paroquant_gfx1201.kernels.triton.encoding import encode, round_bfloat16, scale_of, steps_of
-from paroquant_gfx1201.kernels.triton.weights import INTERPRETED, inline_ptx, operand, processors
+from paroquant_gfx1201.kernels.triton.weights import INTERPRETED, bfloat16_operand, inline_ptx, processors
 
 TERMS = 3
-ELEMENTS = {"int8": torch.int8, "e4m3": torch.float8_e4m3fn, "bf16": torch.bfloat16}
+ELEMENTS = {"int8": torch.int8, "e4m3": torch.float8_e4m3fn}
 
 
 @dataclass(frozen=True, eq=False)
 class QuantizedRows:
     """Rotated rows as the GEMMs read them; ``quantize_rows`` gives them a leading dimension P.
 
-    codes int8, float8_e4m3fn or bfloat16 [M, K]; scales f32 [G, M] per group, [1, M] per token, or
-    [0, M] for bf16; row_sums f32 [G, M]: the sum of a group's codes.
+    codes int8 or float8_e4m3fn [M, K]; scales f32 [G, M] per group, or [1, M] per token; row_sums f32 [G, M]: the sum
+    of a group's codes.
     """
 
     codes: torch.Tensor
@@ -37,10 +37,9 @@ class QuantizedRows:
     row_sums: torch.Tensor
 
     @property
-    def granularity(self) -> Literal["group", "token", "none"]:
+    def granularity(self) -> Literal["group", "token"]:
         """What one scale belongs to."""
-        count = self.scales.shape[-2]
-        return "none" if count == 0 else "group" if count == self.row_sums.shape[-2] else "token"
+        return "group" if self.scales.shape[-2] == self.row_sums.shape[-2] else "token"
 
     def of(self, rotation_index: int) -> "QuantizedRows":
         """Those of one rotation."""
@@ -93,8 +92,7 @@ def group_kernel(
     GROUP: tl.constexpr,
     INT8: tl.constexpr,
     OPERAND: tl.constexpr,
-    ENCODE: tl.constexpr,
-    PEAKS: tl.constexpr,
+    PARK: tl.constexpr,
     FUSED: tl.constexpr,
     HARDWARE: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -102,8 +100,7 @@ def group_kernel(
 ):
     """One group of one rotation, for consecutive blocks of rows.
 
-    Without ENCODE the codes are bf16, and with PEAKS their largest magnitudes take the place of the scales and there
-    are no sums.
+    PARK: in place of codes the rotated rows as bf16, in place of scales their largest magnitudes, and no sums.
     """
     groups = K // GROUP
     index = tl.program_id(0)
@@ -125,21 +122,18 @@ def group_kernel(
         rotated = rotated_tile(tile, first, second, third, OPERAND)
         tile = following
         target = codes + (rotation * M + rows)[:, None].to(tl.int64) * K + group * GROUP + channel[None, :]
-        if ENCODE:
+        if PARK:
+            bits = round_bfloat16(rotated)
+            rounded = (bits << 16).to(tl.float32, bitcast=True)
+            tl.store(target, bits.to(tl.int16), mask=live[:, None])
+            tl.store(scales + index * M + rows, tl.max(tl.abs(rounded), 1), mask=live)
+        else:
             peak = tl.max(tl.abs(rotated), 1)
             scale = scale_of(peak, INT8)
             byte, sums = encode(steps_of(rotated, peak, scale, FUSED), INT8, HARDWARE)
             tl.store(target, byte, mask=live[:, None])
             tl.store(scales + index * M + rows, scale, mask=live)
             tl.store(row_sums + index * M + rows, sums, mask=live)
-        else:
-            bits = round_bfloat16(rotated)
-            rounded = (bits << 16).to(tl.float32, bitcast=True)
-            tl.store(target, bits.to(tl.int16), mask=live[:, None])
-            if PEAKS:
-                tl.store(scales + index * M + rows, tl.max(tl.abs(rounded), 1), mask=live)
-            else:
-                tl.store(row_sums + index * M + rows, tl.sum(rounded, 1), mask=live)
 
 
 @triton.jit
@@ -208,23 +202,22 @@ HIP_ROWS = 32
 def quantize_rows(
     x: torch.Tensor,
     terms: torch.Tensor,
-    element: Literal["int8", "e4m3", "bf16"],
+    element: Literal["int8", "e4m3"],
     granularity: Literal["group", "token"] = "group",
     tiles: ProducerTiles | None = None,
 ) -> QuantizedRows:
     """Rotate x bf16 [M, K] by ``split_rotation``'s terms bf16 [P, G, 3, g, g] and encode.
 
-    ``granularity`` has no meaning for bf16. Raises PluginError for another dtype or another K.
+    Raises PluginError for another dtype or another K.
     """
     rotations, groups, _, size, _ = terms.shape
     count, inputs = x.shape
     if x.dtype != torch.bfloat16 or inputs != groups * size:
         raise PluginError(f"the producer takes bfloat16 rows of K={groups * size}, not {x.dtype} {list(x.shape)}")
     x = x.contiguous()
-    by_token = element != "bf16" and granularity == "token"
-    per_row = 0 if element == "bf16" else 1 if by_token else groups
+    by_token = granularity == "token"
     codes = torch.empty(rotations, count, inputs, dtype=ELEMENTS[element], device=x.device)
-    scales = torch.empty(rotations, per_row, count, dtype=torch.float32, device=x.device)
+    scales = torch.empty(rotations, 1 if by_token else groups, count, dtype=torch.float32, device=x.device)
     row_sums = torch.empty(rotations, groups, count, dtype=torch.float32, device=x.device)
     rotated, factors = codes, scales
     if by_token:
@@ -236,9 +229,9 @@ def quantize_rows(
     shares = min(blocks, max(1, tiles.programs // (groups * rotations)))
     per_program = triton.cdiv(blocks, shares)
     group_kernel[(groups * rotations, triton.cdiv(blocks, per_program))](
-        x, terms, rotated.view(torch.int16 if rotated.dtype == torch.bfloat16 else torch.int8), factors, row_sums,
-        count, inputs, per_program, GROUP=size, INT8=element == "int8", OPERAND=operand(x.dtype),
-        ENCODE=rotated.dtype != torch.bfloat16, PEAKS=by_token, FUSED=not INTERPRETED, HARDWARE=inline_ptx(x.device),
+        x, terms, rotated.view(torch.int16 if by_token else torch.int8), factors, row_sums,
+        count, inputs, per_program, GROUP=size, INT8=element == "int8", OPERAND=bfloat16_operand(),
+        PARK=by_token, FUSED=not INTERPRETED, HARDWARE=inline_ptx(x.device),
         BLOCK_M=tiles.rows, STAGES=tiles.stages, num_warps=tiles.warps,
     )  # fmt: skip
     if by_token:

@@ -100,13 +100,12 @@ sub.u32 left, 4, {shift};
 shl.b32 bit, {plane}, left;
 lop3.b32 {low}, bit, 0x10101010, {low}, 0xEA;
 """
-# A byte 0x43 above a code makes it the bf16 number 128 + code, 0x64 the f16 number 1024 + code; the same plus the
-# midpoint is subtracted, exactly.
+# A byte 0x64 above a code makes it the f16 number 1024 + code; the same plus the midpoint is subtracted, exactly.
 FLOATS = """
 prmt.b32 {first}, {bytes}, above, 0x4140;
 prmt.b32 {second}, {bytes}, above, 0x4342;
-sub.rn.{kind}x2 {first}, {first}, offset;
-sub.rn.{kind}x2 {second}, {second}, offset;
+sub.rn.f16x2 {first}, {first}, offset;
+sub.rn.f16x2 {second}, {second}, offset;
 """
 
 
@@ -116,28 +115,24 @@ MINUS_ZERO = tl.constexpr(
 )
 
 
-def _assembly(bits: int, kind: str) -> str:
-    """Unpacking of four nibble bytes to codes (``kind`` s8), or to bf16 or f16 code - midpoint."""
-    integer = kind == "s8"
+def _assembly(bits: int, integer: bool) -> str:
+    """Unpacking of four nibble bytes to int8 codes, or to f16 code - midpoint."""
     word = 2 if integer else 4
     low, high = ("$0", "$1") if integer else ("low", "high")
     text = NIBBLES.format(low=low, high=high, word=f"${word}")
     if bits == 5:
         text += PLANE.format(low=low, high=high, plane=f"${word + 1}", shift=f"${word + 2}")
     if not integer:
-        byte = 0x43 if kind == "bf16" else 0x64
-        text += f"mov.b32 above, {byte * 0x01010101}; mov.b32 offset, {((byte << 8) + (1 << (bits - 1))) * 0x00010001};"
-        text += FLOATS.format(kind=kind, first="$0", second="$1", bytes="low")
-        text += FLOATS.format(kind=kind, first="$2", second="$3", bytes="high")
+        text += f"mov.b32 above, 0x64646464; mov.b32 offset, {(0x6400 + (1 << (bits - 1))) * 0x00010001};"
+        text += FLOATS.format(first="$0", second="$1", bytes="low")
+        text += FLOATS.format(first="$2", second="$3", bytes="high")
     return "{ .reg .b32 low, high, left, bit, above, offset;" + text.replace("\n", " ") + "}"
 
 
-INT4_INTEGER = tl.constexpr(_assembly(4, "s8"))
-INT5_INTEGER = tl.constexpr(_assembly(5, "s8"))
-INT4_BFLOAT16 = tl.constexpr(_assembly(4, "bf16"))
-INT5_BFLOAT16 = tl.constexpr(_assembly(5, "bf16"))
-INT4_FLOAT16 = tl.constexpr(_assembly(4, "f16"))
-INT5_FLOAT16 = tl.constexpr(_assembly(5, "f16"))
+INT4_INTEGER = tl.constexpr(_assembly(4, True))
+INT5_INTEGER = tl.constexpr(_assembly(5, True))
+INT4_FLOAT16 = tl.constexpr(_assembly(4, False))
+INT5_FLOAT16 = tl.constexpr(_assembly(5, False))
 
 
 @triton.jit
@@ -177,10 +172,6 @@ def half_groups(word, fifth, GROUP: tl.constexpr, BITS: tl.constexpr, OPERAND: t
                 low, high = tl.inline_asm_elementwise(
                     INT4_INTEGER, "=r,=r,r", [word], dtype=(tl.int8, tl.int8), is_pure=True, pack=4
                 )
-            elif tl.bfloat16 == OPERAND:
-                low, high = tl.inline_asm_elementwise(
-                    INT4_BFLOAT16, "=r,=r,=r,=r,r", [word], dtype=(tl.bfloat16, tl.bfloat16), is_pure=True, pack=4
-                )
             else:
                 low, high = tl.inline_asm_elementwise(
                     INT4_FLOAT16, "=r,=r,=r,=r,r", [word], dtype=(tl.float16, tl.float16), is_pure=True, pack=4
@@ -192,15 +183,6 @@ def half_groups(word, fifth, GROUP: tl.constexpr, BITS: tl.constexpr, OPERAND: t
                     "=r,=r,r,r,r,r,r,r",
                     [word, fifth, shift],
                     dtype=(tl.int8, tl.int8),
-                    is_pure=True,
-                    pack=4,
-                )
-            elif tl.bfloat16 == OPERAND:
-                low, high = tl.inline_asm_elementwise(
-                    INT5_BFLOAT16,
-                    "=r,=r,=r,=r,r,r,r,r,r,r",
-                    [word, fifth, shift],
-                    dtype=(tl.bfloat16, tl.bfloat16),
                     is_pure=True,
                     pack=4,
                 )
@@ -277,10 +259,13 @@ def fragment_order(tile, WIDTH: tl.constexpr):
 def operand(codes: torch.dtype) -> tl.dtype:
     """What rows of ``codes`` are multiplied as: the narrowest type that holds them and the weight codes exactly.
 
-    f32 for all floating-point rows in the interpreter, which has no bf16 product.
+    f32 for e4m3 rows in the interpreter.
     """
     if codes == torch.int8:
         return tl.int8
-    if INTERPRETED:
-        return tl.float32
-    return tl.bfloat16 if codes == torch.bfloat16 else tl.float16
+    return tl.float32 if INTERPRETED else tl.float16
+
+
+def bfloat16_operand() -> tl.dtype:
+    """What bf16 tiles are multiplied as: f32 in the interpreter, which has no bf16 product."""
+    return tl.float32 if INTERPRETED else tl.bfloat16
