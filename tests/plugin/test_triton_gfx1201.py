@@ -80,16 +80,20 @@ def test_decode_multiplies_with_wmma_and_spills_nothing(rows: str, bits: int, co
     assert WMMA[rows] in assembly
 
 
-@pytest.mark.parametrize(("rows", "bits", "per_group"), [("i8", 5, True), ("fp8e4nv", 4, False), ("fp8e4nv", 5, True)])
-def test_prefill_multiplies_rows_in_their_own_type_and_spills_nothing(rows: str, bits: int, per_group: bool) -> None:
+@pytest.mark.parametrize("group", [64, 128])
+@pytest.mark.parametrize("per_group", [True, False])
+@pytest.mark.parametrize(("rows", "bits"), [("i8", 5), ("fp8e4nv", 4), ("fp8e4nv", 5)])
+def test_prefill_multiplies_rows_in_their_own_type_and_spills_nothing(
+    rows: str, bits: int, per_group: bool, group: int
+) -> None:
     tiles = prefill.HIP_TILES
     constants = {
-        "GROUP": 128, "CENTRED": (rows, bits) != ("fp8e4nv", 5), "TERM": tl.bfloat16,
+        "GROUP": group, "CENTRED": (rows, bits) != ("fp8e4nv", 5), "TERM": tl.bfloat16,
         "PER_GROUP": per_group, "BLOCK_M": tiles.rows, "BLOCK_N": tiles.outputs, "STAGES": tiles.stages,
     }  # fmt: skip
     types = {
-        "codes": f"tensordesc<{rows}[{tiles.rows},128]>",
-        "expanded": f"tensordesc<{rows}[{tiles.outputs},128]>",
+        "codes": f"tensordesc<{rows}[{tiles.rows},{group}]>",
+        "expanded": f"tensordesc<{rows}[{tiles.outputs},{group}]>",
         "step_tiles": f"tensordesc<i32[{tiles.outputs}]>",
         "row_terms": f"tensordesc<bf16[{tiles.rows},64]>",
         "column_terms": f"tensordesc<bf16[{tiles.outputs},64]>",
