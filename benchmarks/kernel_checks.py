@@ -11,10 +11,13 @@ import itertools
 import torch
 
 from paroquant_gfx1201 import reference, rotation
+from paroquant_gfx1201.formats import fp4
 from paroquant_gfx1201.kernels.triton import decode, prefill, producer, weights
 from paroquant_gfx1201.modes import Band
 
 FLOAT32_BOUND = 2e-6
+TERMS_BOUND = 1e-5
+"""Where zero points are a product of bf16 terms, to 2^-16 of what they add."""
 FP8_BOUND = 1e-4
 """Of e4m3 rows where they are multiplied as such: Hopper's fp8 unit adds the products of a group with 14 bits or so."""
 BFLOAT16_BOUND = 1.7e-3
@@ -22,6 +25,8 @@ BFLOAT16_BOUND_OF_FEW = 2.0**-8
 """The most that rounding to bf16 can give; the mean over a few hundred outputs may be above 1.7e-3."""
 ROWS = (1, 5, 8, 17, 40, 64, 200)
 CUDA = torch.device("cuda")
+LEVELS = (-7.5, -6.0, -5.0, -4.0, -3.0, -2.25, -1.5, -0.75, 0.0625, 0.75, 1.5, 2.25, 3.25, 4.0, 5.5, 7.0)
+"""Lloyd levels less 7.5, e4m3 values."""
 
 
 def signed_permutations(rotations: int, groups: int, size: int) -> torch.Tensor:
@@ -85,14 +90,26 @@ def check_real_rotation() -> dict[str, float]:
     return {"codes": difference.numel(), "off_by_one": int(difference.sum())}
 
 
-def random_weight(inputs: int, size: int, outputs: int, bits: int) -> tuple[weights.PackedWeight, torch.Tensor]:
+def random_weight(inputs: int, size: int, outputs: int, form: str) -> tuple[weights.PackedWeight, torch.Tensor]:
     """A packed weight on the card and the same in float64 [K, N]."""
+    if form == "mxfp4":
+        codes = torch.randint(0, 16, (outputs, inputs), dtype=torch.uint8, device=CUDA)
+        exponents = torch.randint(118, 122, (outputs, inputs // 32), dtype=torch.uint8, device=CUDA)
+        blocks = fp4.decode_e2m1(codes.cpu()).to(CUDA).double().unflatten(1, (-1, 32))
+        exact = (blocks * 2.0 ** (exponents.double() - 127).unsqueeze(-1)).flatten(1).T
+        return weights.pack_blocks(codes, exponents), exact
+    bits = 5 if form == "int5" else 4
     codes = torch.randint(0, 1 << bits, (inputs, outputs), dtype=torch.uint8, device=CUDA)
     zeros = torch.randint(0, 1 << bits, (inputs // size, outputs), dtype=torch.uint8, device=CUDA)
     scales = (torch.rand(inputs // size, outputs, device=CUDA) * 0.01 + 0.001).half()
-    centred = codes.double() - zeros.double().repeat_interleave(size, 0)
+    levels = None
+    values = codes.double()
+    if form == "int4-lloyd":
+        levels = torch.tensor(LEVELS, device=CUDA) + 7.5
+        values = levels.double()[codes.long()]
+    centred = values - zeros.double().repeat_interleave(size, 0)
     exact = centred * scales.double().repeat_interleave(size, 0)
-    return weights.pack_codes(codes, zeros, scales, bits), exact
+    return weights.pack_codes(codes, zeros, scales, bits, levels), exact
 
 
 def random_rows(count: int, inputs: int, size: int, element: str, granularity: str) -> producer.QuantizedRows:
@@ -107,31 +124,33 @@ def relative(y: torch.Tensor, expected: torch.Tensor) -> float:
     return ((y.double() - expected).norm() / expected.norm()).item()
 
 
-def check_gemms(case: tuple[tuple[int, int, int], int, tuple[str, str]]) -> dict[str, float]:
+def check_gemms(case: tuple[tuple[int, int, int], str, tuple[str, str]]) -> dict[str, float]:
     """Path to its largest relative error, with f32 and with bf16 outputs. NaN is above every bound.
 
     Raises AssertionError for an error above the bound.
     """
-    (inputs, size, outputs), bits, (element, granularity) = case
+    (inputs, size, outputs), form, (element, granularity) = case
     worst: dict[str, float] = {}
-    packed, exact = random_weight(inputs, size, outputs, bits)
+    packed, exact = random_weight(inputs, size, outputs, form)
     for count in ROWS:
         rows = random_rows(count, inputs, size, element, granularity)
         values = rows.codes.double()
-        by_group = values.unflatten(1, (packed.groups, -1)) * rows.scales.double().T.unsqueeze(-1)
+        by_group = values.unflatten(1, (len(rows.row_sums), -1)) * rows.scales.double().T.unsqueeze(-1)
         expected = by_group.flatten(1) @ exact
         bands = [("prefill", prefill.prefill)]
         if count <= decode.MAX_ROWS and granularity == "group":
             bands.append(("decode", decode.decode))
         for (band, kernel), dtype in itertools.product(bands, (torch.float32, torch.bfloat16)):
             error = relative(kernel(rows, packed, dtype), expected)
-            path = f"{band} int{bits} x {element} per {granularity}"
+            path = f"{band} {form} x {element} per {granularity}"
             path += f", {str(dtype)[6:]} outputs"
             if dtype == torch.bfloat16:
                 bound = BFLOAT16_BOUND if expected.numel() > 10_000 else BFLOAT16_BOUND_OF_FEW
             else:
-                fp8 = element == "e4m3" and (band == "prefill" or decode.on_hopper(rows, packed))
-                bound = FP8_BOUND if fp8 else FLOAT32_BOUND
+                fp8 = element == "e4m3" and packed.is_integer
+                fp8 = fp8 and (band == "prefill" or decode.on_hopper(rows, packed))
+                terms = band == "prefill" and prefill.keeps_zero_points(packed, rows.codes.dtype)
+                bound = FP8_BOUND if fp8 else TERMS_BOUND if terms else FLOAT32_BOUND
             assert error <= bound, f"{path}, K={inputs} N={outputs} M={count}: relative error {error:.2e}"
             worst[path] = max(worst.get(path, 0.0), error)
     return worst

@@ -57,7 +57,7 @@ def prepare_check() -> None:
 def check() -> dict[str, object]:
     """All checks, and the peer's kernels compiled beside them. Raises the first AssertionError."""
     with multiprocessing.get_context("spawn").Pool(PROCESSES, prepare_check) as pool:
-        gemms = pool.map_async(check_gemms, list(itertools.product(GEMM_SHAPES, (4, 5), MODES)), 1)
+        gemms = pool.map_async(check_gemms, list(itertools.product(GEMM_SHAPES, weights.MIDPOINTS, MODES)), 1)
         peers = pool.map_async(call_peer, list(itertools.product(PEERS, PEER_ROWS)), 1)
         producers = pool.map(check_producers, list(itertools.product(PRODUCER_SHAPES, (1, 2, 3))), 1)
         worst: dict[str, float] = {}
@@ -112,17 +112,17 @@ def measure() -> dict[str, object]:
         x = torch.randn(count, INPUTS, device=CUDA).bfloat16()
         peer[count] = timed_both(lambda x=x: x @ dense.T, flush)
         cells.append({"kernel": "torch.matmul bf16", "M": count, **peer[count]})
-    for bits in (4, 5):
-        packed, _ = random_weight(INPUTS, GROUP, OUTPUTS, bits)
+    for form in weights.MIDPOINTS:
+        packed, _ = random_weight(INPUTS, GROUP, OUTPUTS, form)
         for element, count in itertools.product(("int8", "e4m3"), (1, 8, 64)):
             rows = random_rows(count, INPUTS, GROUP, element, "group")
             time = timed_both(lambda rows=rows, packed=packed: decode.decode(rows, packed), flush)
             moved = packed.nbytes + rows.codes.nbytes + rows.scales.nbytes + rows.row_sums.nbytes + 2 * count * OUTPUTS
-            cells.append(cell(f"decode int{bits} x {element}", count, time, moved, copy, peer[count]))
+            cells.append(cell(f"decode {form} x {element}", count, time, moved, copy, peer[count]))
         for element, granularity in MODES:
             rows = random_rows(2048, INPUTS, GROUP, element, granularity)
             time = timed(lambda rows=rows, packed=packed: prefill.prefill(rows, packed), flush)
-            name = f"prefill int{bits} x {element} per {granularity}"
+            name = f"prefill {form} x {element} per {granularity}"
             cells.append(cell(name, 2048, time, None, copy, peer[2048]))
     for rotations in (1, 3):
         matrices = torch.linalg.qr(torch.randn(rotations, INPUTS // GROUP, GROUP, GROUP, device=CUDA))[0]

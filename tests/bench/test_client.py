@@ -50,7 +50,7 @@ def test_arrival_times_are_the_times_the_server_wrote():
     gaps_ms = [(later - earlier) / 1e6 for earlier, later in pairwise(sent.update_ns)]
     assert statistics.median(done.itl_ms) == pytest.approx(statistics.median(gaps_ms), abs=0.5)
     assert done.ttft_ms == pytest.approx((sent.update_ns[0] - done.sent_ns) / 1e6, abs=5.0)
-    assert done.ttft_ms >= 29.0  # the loop counts its timers in whole milliseconds
+    assert done.ttft_ms >= 30.0
     assert done.decode_span_ms == pytest.approx((sent.update_ns[-1] - sent.update_ns[0]) / 1e6, rel=0.05)
 
 

@@ -366,7 +366,9 @@ def _prompt(body: dict[str, Any]) -> Sequence[int]:
 
 
 async def _until(at_ns: int) -> None:
-    await asyncio.sleep(max(0.0, (at_ns - time.perf_counter_ns()) / 1e9))
+    # The loop's timers count whole milliseconds, and from a reading of the clock that may be older: they fire early.
+    while (left_ns := at_ns - time.perf_counter_ns()) > 0:
+        await asyncio.sleep(left_ns / 1e9)
 
 
 @asynccontextmanager

@@ -84,10 +84,17 @@ def test_a_shape_without_a_kernel_runs_the_portable_one_and_says_why() -> None:
     assert "at most three rotations, not 4" in choice.declined["hip_gfx1201"]
 
 
-def test_another_gpu_takes_the_portable_kernels_or_none() -> None:
-    assert chosen(weights(), I8="1") == ("triton", "triton")
-    with pytest.raises(PluginError, match=r"decode band of mxfp4 by e4m3: hip_gfx1201: .*; triton: .* not mxfp4"):
-        choose(weights("mxfp4"), mode(I8="0"))
+@pytest.mark.parametrize("name", ["int4", "int5", "int4-lloyd", "mxfp4"])
+def test_another_gpu_takes_the_portable_kernels(name: str) -> None:
+    assert chosen(weights(name), I8="1") == ("triton", "triton")
+    assert chosen(weights(name), I8="0") == ("triton", "triton")
+
+
+def test_what_no_path_takes_is_refused_with_the_reason_of_each() -> None:
+    with pytest.raises(
+        PluginError, match=r"decode band of mxfp4 by e4m3: hip_gfx1201: .*; triton: .* 64 or 128, not 32"
+    ):
+        choose(weights("mxfp4", group_size=32), mode(I8="0"))
 
 
 @pytest.mark.parametrize(

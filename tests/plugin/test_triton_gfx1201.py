@@ -32,6 +32,7 @@ POINTERS = {
     "nibbles": "*u8",
     "plane": "*u8",
     "steps": "*i32",
+    "levels": "*fp16",
     "y": "*bf16",
     "partial": "*fp32",
     "arrived": "*i32",
@@ -68,51 +69,63 @@ def compiled(kernel, constants: dict[str, object], warps: int, stages: int, type
 
 
 @pytest.mark.parametrize("rows", list(ROWS))
-@pytest.mark.parametrize(("bits", "count"), [(4, 16), (5, 64)])
-def test_decode_multiplies_with_wmma_and_spills_nothing(rows: str, bits: int, count: int) -> None:
+@pytest.mark.parametrize("form", list(decode.FORMS))
+@pytest.mark.parametrize("count", [16, 64])
+def test_decode_multiplies_with_wmma_and_spills_nothing(rows: str, form: str, count: int) -> None:
     tiles = decode_tiles.hip_tiles(count)
+    integer = decode.FORMS[form] == 0
+    operand = "i8" if rows == "i8" and integer else "fp8e4nv"
     constants = {
-        "GROUP": 128, "BITS": bits, "OPERAND": ROWS[rows], "BLOCK_M": count,
-        "BLOCK_N": tiles.outputs, "SPLITS": tiles.programs, "STAGES": tiles.stages, "TOGETHER": tiles.together,
-        "WIDTH": tiles.width, "PTX": False,
+        "GROUP": 64 if form == "mxfp4" else 128, "ROW_GROUP": 128, "BITS": 5 if form == "int5" else 4,
+        "FORM": decode.FORMS[form], "OPERAND": ROWS[operand], "BLOCK_M": count, "BLOCK_N": tiles.outputs,
+        "SPLITS": tiles.programs, "STAGES": tiles.stages, "TOGETHER": tiles.together, "WIDTH": tiles.width,
+        "PTX": False,
     }  # fmt: skip
-    assembly = compiled(decode.decode_kernel, constants, tiles.warps, tiles.stages, {"codes": f"*{rows}"})
-    assert WMMA[rows] in assembly
+    types = {"codes": f"*{rows}"} | ({"steps": "*i16"} if form == "mxfp4" else {})
+    assembly = compiled(decode.decode_kernel, constants, tiles.warps, tiles.stages, types)
+    assert WMMA[operand] in assembly
 
 
 @pytest.mark.parametrize("group", [64, 128])
 @pytest.mark.parametrize("per_group", [True, False])
-@pytest.mark.parametrize(("rows", "bits"), [("i8", 5), ("fp8e4nv", 4), ("fp8e4nv", 5)])
-def test_prefill_multiplies_rows_in_their_own_type_and_spills_nothing(
-    rows: str, bits: int, per_group: bool, group: int
+@pytest.mark.parametrize("form", list(decode.FORMS))
+@pytest.mark.parametrize("rows", list(ROWS))
+def test_prefill_multiplies_in_the_type_of_the_rows_or_in_bf16_and_spills_nothing(
+    rows: str, form: str, per_group: bool, group: int
 ) -> None:
     tiles = prefill.HIP_TILES
+    stepped, expanded = form != "mxfp4", rows if decode.FORMS[form] == 0 else "bf16"
+    size = group if stepped else 64
     constants = {
-        "GROUP": group, "CENTRED": (rows, bits) != ("fp8e4nv", 5), "TERM": tl.bfloat16,
-        "PER_GROUP": per_group, "BLOCK_M": tiles.rows, "BLOCK_N": tiles.outputs, "STAGES": tiles.stages,
+        "GROUP": size, "ROW_GROUP": group, "CENTRED": form != "int4-lloyd" and (rows, form) != ("fp8e4nv", "int5"),
+        "STEPPED": stepped, "TERM": tl.bfloat16, "PER_GROUP": per_group, "BLOCK_M": tiles.rows,
+        "BLOCK_N": tiles.outputs, "STAGES": tiles.stages,
     }  # fmt: skip
     types = {
-        "codes": f"tensordesc<{rows}[{tiles.rows},{group}]>",
-        "expanded": f"tensordesc<{rows}[{tiles.outputs},{group}]>",
-        "step_tiles": f"tensordesc<i32[{tiles.outputs}]>",
+        "codes": f"tensordesc<{rows}[{tiles.rows},{size}]>",
+        "expanded": f"tensordesc<{expanded}[{tiles.outputs},{size}]>",
+        "step_tiles": f"tensordesc<{'i32' if stepped else 'i16'}[{tiles.outputs}]>",
         "row_terms": f"tensordesc<bf16[{tiles.rows},64]>",
         "column_terms": f"tensordesc<bf16[{tiles.outputs},64]>",
     }
     assembly = compiled(prefill.tile_kernel, constants, tiles.warps, tiles.stages, types)
-    assert {**WMMA, "fp8e4nv": "v_wmma_f32_16x16x16_fp8_fp8"}[rows] in assembly
+    assert {**WMMA, "fp8e4nv": "v_wmma_f32_16x16x16_fp8_fp8"}[expanded] in assembly
 
 
-@pytest.mark.parametrize(("rows", "bits"), [("i8", 5), ("fp8e4nv", 5)])
-def test_expanding_weights_spills_nothing(rows: str, bits: int) -> None:
+@pytest.mark.parametrize(
+    ("form", "to", "steps"),
+    [("int5", "i8", "i32"), ("int5", "fp8e4nv", "i32"), ("int4-lloyd", "i16", "i32"), ("mxfp4", "i16", "i16")],
+)
+def test_expanding_weights_spills_nothing(form: str, to: str, steps: str) -> None:
     constants = {
-        "GROUP": 128, "BITS": bits, "CENTRED": (rows, bits) != ("fp8e4nv", 5), "WIDE": ROWS[rows], "BLOCK_N": 128,
-        "PTX": False,
+        "GROUP": 64 if form == "mxfp4" else 128, "BITS": 5 if form == "int5" else 4, "CENTRED": to == "i8",
+        "WIDE": ROWS["i8" if to == "i8" else "fp8e4nv"], "BLOCK_N": 64, "PTX": False,
     }  # fmt: skip
-    compiled(prefill.expand_kernel, constants, 4, 1, {"expanded": f"*{rows}"})
+    compiled(prefill.expand_kernel, constants, 2, 1, {"expanded": f"*{to}", "steps": f"*{steps}"})
 
 
 def test_splitting_zero_points_spills_nothing() -> None:
-    constants = {"SCALED": True, "BITS": 5, "GROUPS": 64, "BLOCK": 32}
+    constants = {"SCALED": True, "MIDPOINT": 16.0, "GROUPS": 64, "BLOCK": 32}
     compiled(prefill.split_kernel, constants, 4, 1, {"row_terms": "*i16", "column_terms": "*i16"})
 
 

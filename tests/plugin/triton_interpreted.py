@@ -9,15 +9,20 @@ import torch
 
 from paroquant_gfx1201 import reference, rotation
 from paroquant_gfx1201.errors import PluginError
+from paroquant_gfx1201.formats.mxfp4 import Mxfp4Projection
 from paroquant_gfx1201.formats.projection import Projection
 from paroquant_gfx1201.kernels.triton import decode, decode_tiles, prefill, producer, weights
 from paroquant_gfx1201.kernels.triton.linear import TritonLinear
 from paroquant_gfx1201.modes import Band, Mode
 from paroquant_gfx1201.paths import BandedLinear, Weights
 from tests.plugin.conftest import random_projection, relative
+from tests.plugin.hip_cases import random_codes
 
+FORMS = [("int4", 64), ("int5", 64), ("int4-lloyd", 64), ("int4-lloyd", 128), ("mxfp4", 64), ("mxfp4", 128)]
 FLOAT32_FLOOR = 2e-6
 """Relative error of f32 sums over the small K of these tests."""
+TERMS_FLOOR = 1e-5
+"""The same where zero points are a product of bf16 terms, to 2^-16 of what they add."""
 
 
 def as_reference(rows: producer.QuantizedRows) -> reference.Activations:
@@ -109,7 +114,7 @@ def test_packing_keeps_every_code_scale_and_zero(bits: int) -> None:
 def test_expanded_floats_are_the_same_integers(bits: int) -> None:
     packed = weights.pack(random_projection(bits))
     expected = prefill.expand(packed).float()
-    if prefill.keeps_zero_points(torch.float8_e4m3fn, bits):
+    if prefill.keeps_zero_points(packed, torch.float8_e4m3fn):
         expected += (packed.steps >> 16).unsqueeze(-1) - 2 ** (bits - 1)
     assert torch.equal(prefill.expand(packed, torch.float8_e4m3fn).float(), expected)
 
@@ -120,18 +125,20 @@ def test_every_centred_int4_and_every_int5_code_less_its_midpoint_is_an_e4m3_val
     assert torch.tensor(17.0).to(torch.float8_e4m3fn).float() != 17.0
 
 
-def rows_for(projection: Projection, count: int, element: str, granularity: str) -> producer.QuantizedRows:
+def rows_for(
+    projection: Projection | Mxfp4Projection, count: int, element: str, granularity: str
+) -> producer.QuantizedRows:
     generator = torch.Generator().manual_seed(3)
     x = (torch.randn(count, projection.inputs, generator=generator) + 0.5).bfloat16()
     terms = producer.split_rotation(reference.rotation_matrices(projection).unsqueeze(0))
     return producer.quantize_rows(x, terms, element, granularity).of(0)
 
 
-@pytest.mark.parametrize("bits", [4, 5])
+@pytest.mark.parametrize(("name", "size"), FORMS)
 @pytest.mark.parametrize("element", ["int8", "e4m3"])
 @pytest.mark.parametrize("count", [1, 17])
-def test_decode_is_float64_of_the_same_codes(bits: int, element: str, count: int) -> None:
-    projection = random_projection(bits)
+def test_decode_is_float64_of_the_same_codes(name: str, size: int, element: str, count: int) -> None:
+    projection = random_codes(name, 3 * size, 96, size, 0)
     prepared = reference.prepare(projection)
     rows = rows_for(projection, count, element, "group")
     expected = reference.same_codes(as_reference(rows), prepared.weight, prepared.offsets)
@@ -141,19 +148,21 @@ def test_decode_is_float64_of_the_same_codes(bits: int, element: str, count: int
         assert relative(actual, expected) < FLOAT32_FLOOR
 
 
-@pytest.mark.parametrize("bits", [4, 5])
+@pytest.mark.parametrize(("name", "size"), FORMS)
 @pytest.mark.parametrize(
     ("element", "granularity"),
     [("int8", "group"), ("int8", "token"), ("e4m3", "group"), ("e4m3", "token")],
 )
-def test_prefill_is_float64_of_the_same_codes(bits: int, element: str, granularity: str) -> None:
-    projection = random_projection(bits)
+def test_prefill_is_float64_of_the_same_codes(name: str, size: int, element: str, granularity: str) -> None:
+    projection = random_codes(name, 3 * size, 96, size, 0)
     prepared = reference.prepare(projection)
     rows = rows_for(projection, 70, element, granularity)
     expected = reference.same_codes(as_reference(rows), prepared.weight, prepared.offsets)
     tiles = prefill.PrefillTiles(64, 64, 4, 2)
-    actual = prefill.prefill(rows, weights.pack(projection), torch.float32, tiles)
-    assert relative(actual, expected) < FLOAT32_FLOOR
+    packed = weights.pack(projection)
+    actual = prefill.prefill(rows, packed, torch.float32, tiles)
+    kept = prefill.keeps_zero_points(packed, rows.codes.dtype)
+    assert relative(actual, expected) < (TERMS_FLOOR if kept else FLOAT32_FLOOR)
 
 
 def test_decode_leaves_its_arrival_counters_at_zero_and_repeats_bit_for_bit() -> None:

@@ -17,16 +17,14 @@ GROUPS = (64, 128)
 
 @dataclass(frozen=True)
 class Triton:
-    """int4 and int5 by int8 or e4m3 rows, any number of rows and outputs."""
+    """Every format by int8 or e4m3 rows, any number of rows and outputs."""
 
     name: str = "triton"
 
     def refusal(self, weights: Weights, band: Band) -> str:
-        """Without Triton or a GPU, and for codes that are no integers."""
+        """Without Triton or a GPU, and for groups that no kernel takes."""
         if find_spec("triton") is None:
             return "triton is not installed"
-        if weights.kind not in ("int4", "int5"):
-            return f"it multiplies integer codes, not {weights.kind}"
         if weights.spec.group_size not in GROUPS:
             return f"it takes groups of 64 or 128, not {weights.spec.group_size}"
         from paroquant_gfx1201.kernels.triton.weights import INTERPRETED
@@ -60,7 +58,7 @@ class Triton:
             quantized = producer.quantize_rows(rows.bfloat16(), terms, band.element, band.granularity)
             each = [quantized.of(index) for index in range(len(packed))]
             parts = [multiply(part, weight, rows.dtype) for part, weight in zip(each, packed, strict=True)]
-            sums = "int32" if band.element == "int8" else "f32"
+            sums = "int32" if band.element == "int8" and packed[0].is_integer else "f32"
             y = parts[0] if len(parts) == 1 else torch.cat(parts, 1)
             return Product(y, sums, lambda: [_as_reference(part) for part in each])
 

@@ -14,17 +14,20 @@ import triton.language as tl
 from paroquant_gfx1201.errors import PluginError
 from paroquant_gfx1201.kernels.triton.decode_tiles import DecodeTiles, tiles_for
 from paroquant_gfx1201.kernels.triton.producer import QuantizedRows
-from paroquant_gfx1201.kernels.triton.weights import (
-    PackedWeight,
+from paroquant_gfx1201.kernels.triton.unpack import (
+    block_scales,
     fragment_order,
     half_groups,
-    inline_ptx,
     load_group,
-    operand,
     scale_and_zero,
 )
+from paroquant_gfx1201.kernels.triton.weights import PackedWeight, inline_ptx, operand
 
 MAX_ROWS = 64
+INTEGER, LEVELS, BLOCKS = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
+"""What weight codes are: integers; names of levels, with a scale and zero point per group; e2m1, with a scale for each
+half of a group."""
+FORMS = {"int4": 0, "int5": 0, "int4-lloyd": 1, "mxfp4": 2}
 
 
 @triton.jit
@@ -43,6 +46,7 @@ def load_step(
     group,
     last,
     GROUP: tl.constexpr,
+    ROW_GROUP: tl.constexpr,
     BITS: tl.constexpr,
 ):
     """What one group of the loop reads; a weight of scale 0 from ``last`` on."""
@@ -55,8 +59,9 @@ def load_step(
     lower = tl.load(source, mask=live[:, None], other=0.0)
     upper = tl.load(source + GROUP // 2, mask=live[:, None], other=0.0)
     step = tl.load(steps + place, mask=inside, other=0)
-    sums = tl.load(row_sums + group * M + rows, mask=live, other=0.0)
-    row_scale = tl.load(row_scales + group * M + rows, mask=live, other=0.0)
+    row_group = group * GROUP // ROW_GROUP
+    sums = tl.load(row_sums + row_group * M + rows, mask=live, other=0.0)
+    row_scale = tl.load(row_scales + row_group * M + rows, mask=live, other=0.0)
     return word, fifth, lower, upper, step, sums, row_scale
 
 
@@ -64,30 +69,40 @@ def load_step(
 def add_step(
     total,
     loaded,
+    levels,
     GROUP: tl.constexpr,
     BITS: tl.constexpr,
+    FORM: tl.constexpr,
     OPERAND: tl.constexpr,
     WIDTH: tl.constexpr,
     PTX: tl.constexpr,
 ):
     """total f32 [n, m] plus the product of one group."""
     word, fifth, lower, upper, step, sums, row_scale = loaded
-    low, high = half_groups(word, fifth, GROUP, BITS, OPERAND, PTX)
+    low, high = half_groups(word, fifth, levels, GROUP, BITS, FORM != INTEGER, OPERAND, PTX)
     lower, upper = lower.to(OPERAND), upper.to(OPERAND)
     if WIDTH > 0:
         low, high = fragment_order(low, WIDTH), fragment_order(high, WIDTH)
         lower, upper = fragment_order(lower, WIDTH), fragment_order(upper, WIDTH)
-    scale, zero = scale_and_zero(step)
-    if tl.int8 == OPERAND:
-        dots = tl.dot(low, tl.trans(lower), out_dtype=tl.int32)
-        dots = tl.dot(high, tl.trans(upper), acc=dots, out_dtype=tl.int32)
-        # Integers below 2^24: f32 holds them, and their difference, exactly.
-        centred = dots.to(tl.float32) - zero.to(tl.float32)[:, None] * sums[None, :]
+    if FORM == BLOCKS:
+        first, second = block_scales(step)
+        halves = tl.dot(low, tl.trans(lower), input_precision="ieee") * first[:, None]
+        halves += tl.dot(high, tl.trans(upper), input_precision="ieee") * second[:, None]
+        total += halves * row_scale[None, :]
     else:
-        dots = tl.dot(low, tl.trans(lower), input_precision="ieee")
-        dots = tl.dot(high, tl.trans(upper), acc=dots, input_precision="ieee")
-        centred = dots - (zero - (1 << (BITS - 1))).to(tl.float32)[:, None] * sums[None, :]
-    return total + centred * (scale[:, None] * row_scale[None, :])
+        scale, zero = scale_and_zero(step)
+        if tl.int8 == OPERAND:
+            dots = tl.dot(low, tl.trans(lower), out_dtype=tl.int32)
+            dots = tl.dot(high, tl.trans(upper), acc=dots, out_dtype=tl.int32)
+            # Integers below 2^24: f32 holds them, and their difference, exactly.
+            centred = dots.to(tl.float32) - zero.to(tl.float32)[:, None] * sums[None, :]
+        else:
+            dots = tl.dot(low, tl.trans(lower), input_precision="ieee")
+            dots = tl.dot(high, tl.trans(upper), acc=dots, input_precision="ieee")
+            midpoint: tl.constexpr = 7.5 if FORM == LEVELS else 1 << (BITS - 1)
+            centred = dots - (zero.to(tl.float32) - midpoint)[:, None] * sums[None, :]
+        total += centred * (scale[:, None] * row_scale[None, :])
+    return total
 
 
 @triton.jit
@@ -98,6 +113,7 @@ def multiply_share(
     nibbles,
     plane,
     steps,
+    levels,
     y,
     partial,
     arrived,
@@ -110,7 +126,9 @@ def multiply_share(
     share,
     shares,
     GROUP: tl.constexpr,
+    ROW_GROUP: tl.constexpr,
     BITS: tl.constexpr,
+    FORM: tl.constexpr,
     OPERAND: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -125,16 +143,31 @@ def multiply_share(
     total = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
     for group in tl.range(first, last, TOGETHER, num_stages=STAGES):
         one = load_step(
-            codes, row_scales, row_sums, nibbles, plane, steps, rows, columns, M, N, K, group, last, GROUP, BITS
+            codes,
+            row_scales,
+            row_sums,
+            nibbles,
+            plane,
+            steps,
+            rows,
+            columns,
+            M,
+            N,
+            K,
+            group,
+            last,
+            GROUP,
+            ROW_GROUP,
+            BITS,
         )
         if TOGETHER == 2:
             two = load_step(
                 codes, row_scales, row_sums, nibbles, plane, steps, rows, columns, M, N, K, group + 1, last,
-                GROUP, BITS,
+                GROUP, ROW_GROUP, BITS,
             )  # fmt: skip
-        total = add_step(total, one, GROUP, BITS, OPERAND, WIDTH, PTX)
+        total = add_step(total, one, levels, GROUP, BITS, FORM, OPERAND, WIDTH, PTX)
         if TOGETHER == 2:
-            total = add_step(total, two, GROUP, BITS, OPERAND, WIDTH, PTX)
+            total = add_step(total, two, levels, GROUP, BITS, FORM, OPERAND, WIDTH, PTX)
     keep = (columns < N)[:, None] & (rows < M)[None, :]
     target = rows[None, :] * N + columns[:, None]
     if shares == 1:
@@ -167,6 +200,7 @@ def decode_kernel(
     nibbles,
     plane,
     steps,
+    levels,
     y,
     partial,
     arrived,
@@ -174,7 +208,9 @@ def decode_kernel(
     N,
     K,
     GROUP: tl.constexpr,
+    ROW_GROUP: tl.constexpr,
     BITS: tl.constexpr,
+    FORM: tl.constexpr,
     OPERAND: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -193,9 +229,9 @@ def decode_kernel(
     if SPLITS > 0:
         tile, share = tl.program_id(0), tl.program_id(1)
         multiply_share(
-            codes, row_scales, row_sums, nibbles, plane, steps, y, partial, arrived, M, N, K,
+            codes, row_scales, row_sums, nibbles, plane, steps, levels, y, partial, arrived, M, N, K,
             tile, share * groups // SPLITS, (share + 1) * groups // SPLITS, share, SPLITS,
-            GROUP, BITS, OPERAND, BLOCK_M, BLOCK_N, STAGES, TOGETHER, WIDTH, PTX,
+            GROUP, ROW_GROUP, BITS, FORM, OPERAND, BLOCK_M, BLOCK_N, STAGES, TOGETHER, WIDTH, PTX,
         )  # fmt: skip
     else:
         units = tl.cdiv(N, BLOCK_N) * groups
@@ -207,9 +243,9 @@ def decode_kernel(
             owner = last_owner(unit, units, programs)
             shares = last_owner(unit + groups - 1, units, programs) - owner + 1
             multiply_share(
-                codes, row_scales, row_sums, nibbles, plane, steps, y, partial, arrived, M, N, K,
+                codes, row_scales, row_sums, nibbles, plane, steps, levels, y, partial, arrived, M, N, K,
                 tile, tl.maximum(begin - unit, 0), tl.minimum(end - unit, groups), program - owner, shares,
-                GROUP, BITS, OPERAND, BLOCK_M, BLOCK_N, STAGES, TOGETHER, WIDTH, PTX,
+                GROUP, ROW_GROUP, BITS, FORM, OPERAND, BLOCK_M, BLOCK_N, STAGES, TOGETHER, WIDTH, PTX,
             )  # fmt: skip
 
 
@@ -227,6 +263,7 @@ def on_hopper(rows: QuantizedRows, weight: PackedWeight) -> bool:
         and torch.version.cuda is not None
         and torch.cuda.get_device_capability(device) == (9, 0)
         and weight.group_size == 128
+        and weight.is_integer
         and weight.outputs % 16 == 0
         and rows.granularity == "group"
     )
@@ -252,7 +289,8 @@ def decode(
         from paroquant_gfx1201.kernels.triton import hopper_decode
 
         return hopper_decode.multiply(rows, weight, dtype, _counters)
-    tiles = tiles or tiles_for(count, weight.bits, rows.codes.dtype, device)
+    kind = rows.codes.dtype if weight.is_integer else torch.float8_e4m3fn
+    tiles = tiles or tiles_for(count, weight.bits, kind, device)
     blocks = triton.cdiv(weight.outputs, tiles.outputs)
     if tiles.even:
         grid = (min(tiles.programs, blocks * weight.groups),)
@@ -264,9 +302,10 @@ def decode(
     y = torch.empty(count, weight.outputs, dtype=dtype, device=device)
     partial = torch.empty((shares if shares > 1 else 0) * y.numel(), dtype=torch.float32, device=device)
     decode_kernel[grid](
-        rows.codes, rows.scales, rows.row_sums, weight.nibbles, weight.plane, weight.steps, y, partial,
+        rows.codes, rows.scales, rows.row_sums, weight.nibbles, weight.plane, weight.steps, weight.levels, y, partial,
         _counters(device, blocks), count, weight.outputs, weight.inputs,
-        GROUP=weight.group_size, BITS=weight.bits, OPERAND=operand(rows.codes.dtype),
+        GROUP=weight.group_size, ROW_GROUP=weight.inputs // len(rows.row_sums), BITS=weight.bits,
+        FORM=FORMS[weight.form], OPERAND=operand(rows.codes.dtype, weight.is_integer),
         BLOCK_M=max(8, triton.next_power_of_2(count)), BLOCK_N=tiles.outputs,
         SPLITS=0 if tiles.even else shares, STAGES=tiles.stages, TOGETHER=tiles.together, WIDTH=tiles.width,
         PTX=inline_ptx(device),

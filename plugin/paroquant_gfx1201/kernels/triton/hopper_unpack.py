@@ -3,7 +3,7 @@
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from paroquant_gfx1201.kernels.triton.weights import INT4_INTEGER, INT5_INTEGER
+from paroquant_gfx1201.kernels.triton.unpack import INT4_INTEGER, INT5_INTEGER
 
 # e4m3 bytes 0 to 16 are 0 to 16 times 2^-9: a code above the midpoint less the midpoint is its low bits, and one below
 # is the sign and the midpoint less its low bits, 16 - low = (low ^ 15) + 1.

@@ -1,8 +1,8 @@
 """Prefill GEMM: many tokens, so that the time is the matrix unit's.
 
 The weights are first expanded to what the rows are multiplied by, one pass over the packed weight: int8 with the zero
-points subtracted, or e4m3. Both are exact. Then one dot per group, folded in f32 by both scales.
-Tiles are read through tensor descriptors: the bulk copy engine on Hopper, plain loads elsewhere.
+points subtracted, e4m3, or bf16 for codes that are no integers. All are exact. Then one dot per group, folded in f32 by
+both scales. Tiles are read through tensor descriptors: the bulk copy engine on Hopper, plain loads elsewhere.
 """
 
 from dataclasses import dataclass
@@ -15,16 +15,14 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from paroquant_gfx1201.errors import PluginError
 from paroquant_gfx1201.kernels.triton.encoding import encode_e4m3, round_bfloat16
 from paroquant_gfx1201.kernels.triton.producer import QuantizedRows, widened
-from paroquant_gfx1201.kernels.triton.weights import (
-    PackedWeight,
-    bfloat16_operand,
+from paroquant_gfx1201.kernels.triton.unpack import (
+    block_scales,
     half_groups,
-    inline_ptx,
     load_group,
     minus_zero,
-    operand,
     scale_and_zero,
 )
+from paroquant_gfx1201.kernels.triton.weights import PackedWeight, bfloat16_operand, inline_ptx, operand
 
 BLOCK_TERMS = tl.constexpr(64)
 
@@ -34,6 +32,7 @@ def expand_kernel(
     nibbles,
     plane,
     steps,
+    levels,
     expanded,
     N,
     GROUP: tl.constexpr,
@@ -45,7 +44,7 @@ def expand_kernel(
 ):
     """[G, N, g] of code - zero, or of code - midpoint where not CENTRED; -31..31.
 
-    WIDE: what e4m3 is made from.
+    WIDE: what e4m3 is made from. Bits of bf16 instead of int16: a code's level, of MXFP4 (steps int16) times its scale.
     """
     columns = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     inside = columns < N
@@ -53,8 +52,14 @@ def expand_kernel(
     half = tl.arange(0, GROUP // 2)
     kind: tl.constexpr = expanded.dtype.element_ty
     word, fifth = load_group(nibbles, plane, place, inside[:, None], GROUP, BITS)
-    low, high = half_groups(word, fifth, GROUP, BITS, WIDE, PTX)
-    if CENTRED:
+    low, high = half_groups(word, fifth, levels, GROUP, BITS, tl.int16 == kind, WIDE, PTX)
+    if tl.int16 == kind:
+        low, high = low.to(tl.float32), high.to(tl.float32)
+        if steps.dtype.element_ty == tl.int16:
+            first, second = block_scales(tl.load(steps + place, mask=inside, other=0))
+            low, high = low * first[:, None], high * second[:, None]
+        low, high = round_bfloat16(low), round_bfloat16(high)
+    elif CENTRED:
         _, zero = scale_and_zero(tl.load(steps + place, mask=inside, other=0))
         if tl.int8 == kind:
             low, high = minus_zero(low, zero, PTX), minus_zero(high, zero, PTX)
@@ -91,7 +96,7 @@ def split(whole, terms, here, X, G, WIDTH, COLUMNS: tl.constexpr, GROUPS: tl.con
 @triton.jit
 def split_kernel(
     row_scales, row_sums, steps, row_terms, column_terms, M, N, G, WIDTH,
-    SCALED: tl.constexpr, BITS: tl.constexpr, GROUPS: tl.constexpr, BLOCK: tl.constexpr,
+    SCALED: tl.constexpr, MIDPOINT: tl.constexpr, GROUPS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """bf16 terms [M, WIDTH] and [N, WIDTH], whose product is what the zero points of all groups add. GROUPS >= G.
 
@@ -112,7 +117,7 @@ def split_kernel(
         here = (tl.program_id(0) - blocks) * BLOCK + tl.arange(0, BLOCK)
         inside = (here < N)[:, None] & (group < G)[None, :]
         scale, zero = scale_and_zero(tl.load(steps + group[None, :] * N + here[:, None], mask=inside, other=0))
-        split(scale * ((1 << (BITS - 1)) - zero).to(tl.float32), column_terms, here, N, G, WIDTH, True, GROUPS)
+        split(scale * (MIDPOINT - zero.to(tl.float32)), column_terms, here, N, G, WIDTH, True, GROUPS)
 
 
 @triton.jit
@@ -129,14 +134,16 @@ def tile_kernel(
     K,
     terms,
     GROUP: tl.constexpr,
+    ROW_GROUP: tl.constexpr,
     CENTRED: tl.constexpr,
+    STEPPED: tl.constexpr,
     TERM: tl.constexpr,
     PER_GROUP: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """One tile of y. PER_GROUP: the rows have a scale per group; else one per token.
+    """One tile of y. PER_GROUP: rows have a scale per ROW_GROUP inputs, else one per token. STEPPED: weights have some.
 
     codes [M, K], expanded [G * N, g], step_tiles, which are the steps in one dimension, and, where not CENTRED,
     row_terms [M, terms] and column_terms [N, terms] are tensor descriptors.
@@ -157,18 +164,27 @@ def tile_kernel(
     for group in tl.range(0, K // GROUP, num_stages=STAGES):
         left = codes.load([row, group * GROUP])
         right = expanded.load([group * N + column, 0])
-        scale, _ = scale_and_zero(step_tiles.load([group * N + column]))
+        if STEPPED:
+            scale, _ = scale_and_zero(step_tiles.load([group * N + column]))
         if PER_GROUP:
-            row_scale = tl.load(row_scales + group * M + rows, mask=live, other=0.0)
+            row_scale = tl.load(row_scales + group * GROUP // ROW_GROUP * M + rows, mask=live, other=0.0)
+        elif not STEPPED:
+            row_scale = tl.load(row_scales + rows, mask=live, other=0.0)
+        if tl.bfloat16 == right.dtype:
+            left, right = left.to(tl.float32).to(TERM), widened(right, TERM)
         if integer:
             dots = tl.dot(left, tl.trans(right), out_dtype=tl.int32).to(tl.float32)
         else:
             dots = tl.dot(left, tl.trans(right), input_precision="ieee")
-        if PER_GROUP:
+        if PER_GROUP and STEPPED:
             total += dots * (row_scale[:, None] * scale[None, :])
-        else:
+        elif STEPPED:
             total += dots * scale[None, :]
-    if not PER_GROUP:
+        else:
+            # Products that are only added up would become one asynchronous chain, which Triton 3.6 gets wrong on Hopper
+            # where rows are converted on their way: it converts the next while the last are being multiplied.
+            total += dots * row_scale[:, None]
+    if STEPPED and not PER_GROUP:
         total *= tl.load(row_scales + rows, mask=live, other=0.0)[:, None]
     target = y + rows[:, None].to(tl.int64) * N + columns[None, :]
     tl.store(target, total.to(y.dtype.element_ty), mask=live[:, None] & (columns < N)[None, :])
@@ -185,10 +201,12 @@ class PrefillTiles:
     registers: int | None = None
 
 
-def tiles_for(codes: torch.dtype) -> PrefillTiles:
+def tiles_for(expanded: torch.dtype) -> PrefillTiles:
     """The fastest on an H200 (docs/benchmarks.md); on AMD, HIP_TILES."""
     if torch.version.hip is not None:
         return HIP_TILES
+    if expanded == torch.bfloat16:
+        return PrefillTiles(128, 128, 8, 3)
     # With 168 registers three programs fit a multiprocessor.
     return PrefillTiles(128, 64, 4, 3, 168)
 
@@ -197,19 +215,32 @@ HIP_TILES = PrefillTiles(64, 64, 16, 1)
 """Spill nothing on gfx1201 with Triton 3.6 and 3.9; with 8 warps, 3.6 spills. Not timed: no such card was at hand."""
 
 
-def keeps_zero_points(codes: torch.dtype, bits: int) -> bool:
-    """Whether ``expand`` leaves the zero point to the row sums: e4m3 holds every integer up to 16, and no 17."""
-    return codes == torch.float8_e4m3fn and bits == 5
+def expanded_type(weight: PackedWeight, codes: torch.dtype) -> torch.dtype:
+    """What ``weight`` is expanded to for rows of ``codes``: their own type where that holds its values."""
+    return codes if weight.is_integer else torch.bfloat16
+
+
+def keeps_zero_points(weight: PackedWeight, codes: torch.dtype) -> bool:
+    """Whether ``expand`` leaves the zero point to the row sums.
+
+    e4m3 holds every integer up to 16, and no 17; bf16 holds every level, and not each of them less a zero point.
+    """
+    return weight.form == "int4-lloyd" or (codes == torch.float8_e4m3fn and weight.form == "int5")
 
 
 def expand(weight: PackedWeight, codes: torch.dtype = torch.int8) -> torch.Tensor:
-    """[G, N, g] of type ``codes``: code - zero of every weight, or code - midpoint (see ``keeps_zero_points``)."""
+    """[G, N, g] of ``expanded_type``: code - zero of every weight, or code - midpoint (see ``keeps_zero_points``).
+
+    Of MXFP4, which has no zero points, the weights themselves.
+    """
     groups, outputs, size = weight.groups, weight.outputs, weight.group_size
-    expanded = torch.empty(groups, outputs, size, dtype=codes, device=weight.steps.device)
+    kind = expanded_type(weight, codes)
+    expanded = torch.empty(groups, outputs, size, dtype=kind, device=weight.steps.device)
     expand_kernel[(triton.cdiv(outputs, 64), groups)](
-        weight.nibbles, weight.plane, weight.steps, expanded, outputs,
-        GROUP=size, BITS=weight.bits, CENTRED=not keeps_zero_points(codes, weight.bits),
-        WIDE=operand(codes), BLOCK_N=64, PTX=inline_ptx(expanded.device), num_warps=2,
+        weight.nibbles, weight.plane, weight.steps, weight.levels,
+        expanded.view(torch.int16) if kind == torch.bfloat16 else expanded, outputs,
+        GROUP=size, BITS=weight.bits, CENTRED=not keeps_zero_points(weight, codes),
+        WIDE=operand(codes, weight.is_integer), BLOCK_N=64, PTX=inline_ptx(expanded.device), num_warps=2,
     )  # fmt: skip
     return expanded
 
@@ -223,7 +254,7 @@ def zero_point_terms(rows: QuantizedRows, weight: PackedWeight) -> tuple[torch.T
     )
     split_kernel[(triton.cdiv(count, 32) + triton.cdiv(outputs, 32),)](
         rows.scales, rows.row_sums, weight.steps, row_terms.view(torch.int16), column_terms.view(torch.int16),
-        count, outputs, groups, width, SCALED=rows.granularity == "group", BITS=weight.bits,
+        count, outputs, groups, width, SCALED=rows.granularity == "group", MIDPOINT=weight.midpoint,
         GROUPS=max(BLOCK_TERMS.value, triton.next_power_of_2(groups)), BLOCK=32, num_warps=4,
     )  # fmt: skip
     return row_terms, column_terms
@@ -237,10 +268,11 @@ def prefill(
     if inputs != weight.inputs:
         raise PluginError(f"the weight has K={weight.inputs}, the rows have K={inputs}")
     outputs, size, kind = weight.outputs, weight.group_size, rows.codes.dtype
-    tiles = tiles or tiles_for(kind)
-    y = torch.empty(count, outputs, dtype=dtype, device=rows.codes.device)
+    stepped = weight.form != "mxfp4"
     expanded = expand(weight, kind).view(-1, size)
-    centred = not keeps_zero_points(kind, weight.bits)
+    tiles = tiles or tiles_for(expanded.dtype)
+    y = torch.empty(count, outputs, dtype=dtype, device=rows.codes.device)
+    centred = not keeps_zero_points(weight, kind)
     terms = (rows.codes, expanded) if centred else zero_point_terms(rows, weight)
     width = BLOCK_TERMS.value
     tile_kernel[(triton.cdiv(count, tiles.rows) * triton.cdiv(outputs, tiles.outputs),)](
@@ -250,8 +282,8 @@ def prefill(
         TensorDescriptor.from_tensor(terms[0], [tiles.rows, width]),
         TensorDescriptor.from_tensor(terms[1], [tiles.outputs, width]),
         rows.scales, y, count, outputs, inputs, terms[0].shape[1],
-        GROUP=size, CENTRED=centred, TERM=bfloat16_operand(), PER_GROUP=rows.granularity == "group",
-        BLOCK_M=tiles.rows, BLOCK_N=tiles.outputs, STAGES=tiles.stages, num_warps=tiles.warps,
-        **({"maxnreg": tiles.registers} if tiles.registers else {}),
+        GROUP=size, ROW_GROUP=inputs // len(rows.row_sums), CENTRED=centred, STEPPED=stepped, TERM=bfloat16_operand(),
+        PER_GROUP=rows.granularity == "group", BLOCK_M=tiles.rows, BLOCK_N=tiles.outputs, STAGES=tiles.stages,
+        num_warps=tiles.warps, **({"maxnreg": tiles.registers} if tiles.registers else {}),
     )  # fmt: skip
     return y

@@ -1,4 +1,4 @@
-"""A projection in the layout that the kernels read, and the kernel pieces that unpack it.
+"""A projection in the layout that the kernels read.
 
 Group by group, each group's rows of one output next to each other, so that a tile of outputs of one
 group is one contiguous piece of memory. The two nibbles of a byte lie half a group apart, and the
@@ -12,26 +12,48 @@ import torch
 import triton
 import triton.language as tl
 
-from paroquant_gfx1201.errors import PluginError
+from paroquant_gfx1201.formats import fp4
+from paroquant_gfx1201.formats.mxfp4 import Mxfp4Projection
 from paroquant_gfx1201.formats.projection import Projection
 
+MIDPOINTS = {"int4": 8.0, "int5": 16.0, "int4-lloyd": 7.5, "mxfp4": 0.0}
+MXFP4_GROUP = 64
 INTERPRETED = triton.knobs.runtime.interpret
 """Whether Triton's interpreter runs these kernels: decided when they are defined."""
 
 
 @dataclass(frozen=True, eq=False)
 class PackedWeight:
-    """Codes of bits 4 or 5 in groups of g along K, G = K / g.
+    """4- or 5-bit codes in groups of g along K, G = K / g. Those of MXFP4 are always 64, two of its blocks.
 
     nibbles uint8 [G, N, g/2]: code k of a group in the low half of byte k, code k + g/2 in the high.
-    plane uint8 [G, N, g/8]: fifth bit of code k in bit k // (g/8) of byte k % (g/8); [0] for int4.
-    steps int32 [G, N]: the f16 scale's bits, and the zero point (0..31) in bits 16 and up.
+    plane uint8 [G, N, g/8]: fifth bit of code k in bit k // (g/8) of byte k % (g/8); [0] but for int5.
+    steps int32 [G, N]: the f16 scale's bits, and the zero point (0..31) in bits 16 and up; int16 [G, N] of MXFP4: the
+    exponents of both halves of a group, the lower half's in the low byte.
+    levels f16 [16]: a code's value less the midpoint, where that is no integer; else [0].
+    form: int4, int5, int4-lloyd or mxfp4.
     """
 
     nibbles: torch.Tensor
     plane: torch.Tensor
     steps: torch.Tensor
-    bits: int
+    levels: torch.Tensor
+    form: str
+
+    @property
+    def bits(self) -> int:
+        """Of a code."""
+        return 5 if self.form == "int5" else 4
+
+    @property
+    def midpoint(self) -> float:
+        """What is subtracted from codes and zero points before they are multiplied as floats."""
+        return MIDPOINTS[self.form]
+
+    @property
+    def is_integer(self) -> bool:
+        """Whether codes are multiplied as they are, and not looked up."""
+        return not len(self.levels)
 
     @property
     def groups(self) -> int:
@@ -60,14 +82,16 @@ class PackedWeight:
 
     def to(self, device: torch.device | str) -> "PackedWeight":
         """A copy on ``device``."""
-        return PackedWeight(self.nibbles.to(device), self.plane.to(device), self.steps.to(device), self.bits)
+        moved = (tensor.to(device) for tensor in (self.nibbles, self.plane, self.steps, self.levels))
+        return PackedWeight(*moved, self.form)
 
 
-def pack_codes(codes: torch.Tensor, zeros: torch.Tensor, scales: torch.Tensor, bits: int) -> PackedWeight:
-    """codes uint8 [K, N], zeros uint8 [G, N], scales f16 [G, N]; any device."""
+def pack_codes(
+    codes: torch.Tensor, zeros: torch.Tensor, scales: torch.Tensor, bits: int, levels: torch.Tensor | None = None
+) -> PackedWeight:
+    """codes uint8 [K, N], zeros uint8 [G, N], scales f16 [G, N]; levels f32 [16] of Lloyd codes; any device."""
     groups, outputs = zeros.shape
     by_group = codes.view(groups, -1, outputs).transpose(1, 2)
-    low, high = (by_group & 15).chunk(2, dim=2)
     plane = codes.new_empty(0)
     if bits == 5:
         eighths = (by_group >> 4).reshape(groups, outputs, 8, -1)
@@ -75,160 +99,32 @@ def pack_codes(codes: torch.Tensor, zeros: torch.Tensor, scales: torch.Tensor, b
         for bit in range(1, 8):
             plane |= eighths[:, :, bit] << bit
     steps = (scales.view(torch.int16).int() & 0xFFFF) | (zeros.int() << 16)
-    return PackedWeight((low | (high << 4)).contiguous(), plane.contiguous(), steps.contiguous(), bits)
+    form = f"int{bits}" if levels is None else "int4-lloyd"
+    # Levels less the midpoint are e4m3 values, which f16 holds.
+    table = scales.new_empty(0) if levels is None else (levels - MIDPOINTS[form]).half()
+    return PackedWeight(_nibbles(by_group & 15), plane.contiguous(), steps.contiguous(), table, form)
 
 
-def pack(projection: Projection) -> PackedWeight:
-    """Pack an int4 or int5 projection. Raises PluginError for Lloyd levels, which are no integers."""
-    spec = projection.spec
-    if spec.lloyd:
-        raise PluginError("the Triton kernels multiply integer codes: int4-lloyd has no Triton kernel")
-    return pack_codes(projection.codes, projection.zeros, projection.scales, spec.bits)
+def pack(projection: Projection | Mxfp4Projection) -> PackedWeight:
+    """Of any format, in groups of 64 or 128."""
+    if not isinstance(projection, Mxfp4Projection):
+        codes, zeros, scales, levels = projection.codes, projection.zeros, projection.scales, projection.levels
+        return pack_codes(codes, zeros, scales, projection.spec.bits, levels)
+    return pack_blocks(projection.codes, projection.exponents)
 
 
-# Four bytes to a register. Byte-wise arithmetic in Triton costs an extraction and an insertion for each byte, which on
-# Hopper is more time than the weights take to arrive.
-NIBBLES = """
-and.b32 {low}, {word}, 0x0F0F0F0F;
-shr.u32 {high}, {word}, 4;
-and.b32 {high}, {high}, 0x0F0F0F0F;
-"""
-PLANE = """
-shr.u32 bit, {plane}, {shift};
-lop3.b32 {high}, bit, 0x10101010, {high}, 0xEA;
-sub.u32 left, 4, {shift};
-shl.b32 bit, {plane}, left;
-lop3.b32 {low}, bit, 0x10101010, {low}, 0xEA;
-"""
-# A byte 0x64 above a code makes it the f16 number 1024 + code; the same plus the midpoint is subtracted, exactly.
-FLOATS = """
-prmt.b32 {first}, {bytes}, above, 0x4140;
-prmt.b32 {second}, {bytes}, above, 0x4342;
-sub.rn.f16x2 {first}, {first}, offset;
-sub.rn.f16x2 {second}, {second}, offset;
-"""
+def pack_blocks(codes: torch.Tensor, exponents: torch.Tensor) -> PackedWeight:
+    """MXFP4: codes uint8 [N, K], exponents uint8 [N, K/32]; any device."""
+    by_group = codes.unflatten(1, (-1, MXFP4_GROUP)).transpose(0, 1)
+    low, high = exponents.T.short().unflatten(0, (-1, 2)).unbind(1)
+    table = fp4.decode_e2m1(torch.arange(16, dtype=torch.uint8)).half().to(codes.device)
+    return PackedWeight(_nibbles(by_group), codes.new_empty(0), (low | (high << 8)).contiguous(), table, "mxfp4")
 
 
-# Bytes 128 + code less the zero point never borrow from each other; the top bit turned over is the sign.
-MINUS_ZERO = tl.constexpr(
-    "{ .reg .b32 biased; or.b32 biased, $1, 0x80808080; sub.u32 biased, biased, $2; xor.b32 $0, biased, 0x80808080; }"
-)
-
-
-def _assembly(bits: int, integer: bool) -> str:
-    """Unpacking of four nibble bytes to int8 codes, or to f16 code - midpoint."""
-    word = 2 if integer else 4
-    low, high = ("$0", "$1") if integer else ("low", "high")
-    text = NIBBLES.format(low=low, high=high, word=f"${word}")
-    if bits == 5:
-        text += PLANE.format(low=low, high=high, plane=f"${word + 1}", shift=f"${word + 2}")
-    if not integer:
-        text += f"mov.b32 above, 0x64646464; mov.b32 offset, {(0x6400 + (1 << (bits - 1))) * 0x00010001};"
-        text += FLOATS.format(first="$0", second="$1", bytes="low")
-        text += FLOATS.format(first="$2", second="$3", bytes="high")
-    return "{ .reg .b32 low, high, left, bit, above, offset;" + text.replace("\n", " ") + "}"
-
-
-INT4_INTEGER = tl.constexpr(_assembly(4, True))
-INT5_INTEGER = tl.constexpr(_assembly(5, True))
-INT4_FLOAT16 = tl.constexpr(_assembly(4, False))
-INT5_FLOAT16 = tl.constexpr(_assembly(5, False))
-
-
-@triton.jit
-def load_group(nibbles, plane, place, keep, GROUP: tl.constexpr, BITS: tl.constexpr):
-    """uint8 [n, g/2] twice: the nibbles of a group and, for int5, the plane byte that completes each.
-
-    place int [n]: index of (group, output); keep bool [n, 1]: others are read as code 0.
-    """
-    half = tl.arange(0, GROUP // 2)
-    # Read once: what else is in the L2 is worth more.
-    word = tl.load(
-        nibbles + place[:, None] * (GROUP // 2) + half[None, :], mask=keep, other=0, eviction_policy="evict_first"
-    )
-    fifth = word
-    if BITS == 5:
-        fifth = tl.load(
-            plane + place[:, None] * (GROUP // 8) + half[None, :] % (GROUP // 8),
-            mask=keep,
-            other=0,
-            eviction_policy="evict_first",
-        )
-    return word, fifth
-
-
-@triton.jit
-def half_groups(word, fifth, GROUP: tl.constexpr, BITS: tl.constexpr, OPERAND: tl.constexpr, PTX: tl.constexpr):
-    """Two tiles [n, g/2]: the codes of a group's lower and upper half, from what ``load_group`` gives.
-
-    OPERAND int8: the codes; else code - midpoint in that type.
-    """
-    shift = (tl.arange(0, GROUP // 2) // (GROUP // 8))[None, :]
-    if PTX:
-        # All four bytes have one shift; as bytes, they would have to be cut out of their register again.
-        shift = shift.to(tl.int32)
-        if BITS == 4:
-            if tl.int8 == OPERAND:
-                low, high = tl.inline_asm_elementwise(
-                    INT4_INTEGER, "=r,=r,r", [word], dtype=(tl.int8, tl.int8), is_pure=True, pack=4
-                )
-            else:
-                low, high = tl.inline_asm_elementwise(
-                    INT4_FLOAT16, "=r,=r,=r,=r,r", [word], dtype=(tl.float16, tl.float16), is_pure=True, pack=4
-                )
-        else:
-            if tl.int8 == OPERAND:
-                low, high = tl.inline_asm_elementwise(
-                    INT5_INTEGER,
-                    "=r,=r,r,r,r,r,r,r",
-                    [word, fifth, shift],
-                    dtype=(tl.int8, tl.int8),
-                    is_pure=True,
-                    pack=4,
-                )
-            else:
-                low, high = tl.inline_asm_elementwise(
-                    INT5_FLOAT16,
-                    "=r,=r,=r,=r,r,r,r,r,r,r",
-                    [word, fifth, shift],
-                    dtype=(tl.float16, tl.float16),
-                    is_pure=True,
-                    pack=4,
-                )
-    else:
-        low = (word & 15).to(tl.int32)
-        high = (word >> 4).to(tl.int32)
-        if BITS == 5:
-            bits = fifth.to(tl.int32)
-            low |= ((bits >> shift) & 1) << 4
-            high |= ((bits >> (shift + 4)) & 1) << 4
-        if tl.int8 == OPERAND:
-            low = low.to(tl.int8)
-            high = high.to(tl.int8)
-        else:
-            low = (low - (1 << (BITS - 1))).to(tl.float32).to(OPERAND)
-            high = (high - (1 << (BITS - 1))).to(tl.float32).to(OPERAND)
-    return low, high
-
-
-@triton.jit
-def minus_zero(codes, zero, PTX: tl.constexpr):
-    """int8 codes [n, k] minus the zero points int32 [n]."""
-    if PTX:
-        fourfold = tl.broadcast_to((zero * 0x01010101)[:, None], codes.shape)
-        codes = tl.inline_asm_elementwise(
-            MINUS_ZERO, "=r,r,r,r,r,r", [codes, fourfold], dtype=tl.int8, is_pure=True, pack=4
-        )
-    else:
-        codes -= zero.to(tl.int8)[:, None]
-    return codes
-
-
-@triton.jit
-def scale_and_zero(steps):
-    """f32 scale and int32 zero point of PackedWeight.steps."""
-    scale = (steps & 0xFFFF).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
-    return scale, steps >> 16
+def _nibbles(by_group: torch.Tensor) -> torch.Tensor:
+    """uint8 [G, N, g/2] of 4-bit codes uint8 [G, N, g]."""
+    low, high = by_group.chunk(2, dim=2)
+    return (low | (high << 4)).contiguous()
 
 
 def processors(device: torch.device) -> int:
@@ -243,25 +139,12 @@ def inline_ptx(device: torch.device) -> bool:
     )
 
 
-@triton.jit
-def fragment_order(tile, WIDTH: tl.constexpr):
-    """[n, k] with k reordered so that a thread's contiguous k of memory are its k of the matrix instruction.
-
-    Of the four threads that share a row of a fragment, thread c holds WIDTH elements from each run of 4 * WIDTH. Both
-    operands of a product are reordered alike, which leaves the product as it is.
-    """
-    rows: tl.constexpr = tile.shape[0]
-    inputs: tl.constexpr = tile.shape[1]
-    by_thread = tl.reshape(tile, (rows, 4, inputs // (4 * WIDTH), WIDTH))
-    return tl.reshape(tl.permute(by_thread, (0, 2, 1, 3)), (rows, inputs))
-
-
-def operand(codes: torch.dtype) -> tl.dtype:
+def operand(codes: torch.dtype, is_integer: bool = True) -> tl.dtype:
     """What rows of ``codes`` are multiplied as: the narrowest type that holds them and the weight codes exactly.
 
-    f32 for e4m3 rows in the interpreter.
+    f32 for e4m3 rows, and where weight codes are no integers, in the interpreter.
     """
-    if codes == torch.int8:
+    if codes == torch.int8 and is_integer:
         return tl.int8
     return tl.float32 if INTERPRETED else tl.float16
 
