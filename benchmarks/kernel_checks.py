@@ -147,9 +147,10 @@ def check_gemms(case: tuple[tuple[int, int, int], str, tuple[str, str]]) -> dict
             if dtype == torch.bfloat16:
                 bound = BFLOAT16_BOUND if expected.numel() > 10_000 else BFLOAT16_BOUND_OF_FEW
             else:
-                fp8 = element == "e4m3" and packed.is_integer
-                fp8 = fp8 and (band == "prefill" or decode.on_hopper(rows, packed))
-                terms = band == "prefill" and prefill.keeps_zero_points(packed, rows.codes.dtype)
+                kind = rows.codes.dtype
+                of_rows = prefill.expanded_type(packed, kind) == kind
+                fp8 = element == "e4m3" and (of_rows if band == "prefill" else decode.on_hopper(rows, packed))
+                terms = band == "prefill" and prefill.keeps_zero_points(packed, kind)
                 bound = FP8_BOUND if fp8 else TERMS_BOUND if terms else FLOAT32_BOUND
             assert error <= bound, f"{path}, K={inputs} N={outputs} M={count}: relative error {error:.2e}"
             worst[path] = max(worst.get(path, 0.0), error)

@@ -94,7 +94,8 @@ def test_prefill_multiplies_in_the_type_of_the_rows_or_in_bf16_and_spills_nothin
     rows: str, form: str, per_group: bool, group: int
 ) -> None:
     tiles = prefill.HIP_TILES
-    stepped, expanded = form != "mxfp4", rows if decode.FORMS[form] == 0 else "bf16"
+    stepped = form != "mxfp4"
+    expanded = rows if decode.FORMS[form] == 0 or (form, rows) == ("int4-lloyd", "fp8e4nv") else "bf16"
     size = group if stepped else 64
     constants = {
         "GROUP": size, "ROW_GROUP": group, "CENTRED": form != "int4-lloyd" and (rows, form) != ("fp8e4nv", "int5"),
@@ -114,11 +115,18 @@ def test_prefill_multiplies_in_the_type_of_the_rows_or_in_bf16_and_spills_nothin
 
 @pytest.mark.parametrize(
     ("form", "to", "steps"),
-    [("int5", "i8", "i32"), ("int5", "fp8e4nv", "i32"), ("int4-lloyd", "i16", "i32"), ("mxfp4", "i16", "i16")],
+    [
+        ("int5", "i8", "i32"),
+        ("int5", "fp8e4nv", "i32"),
+        ("int4-lloyd", "fp8e4nv", "i32"),
+        ("int4-lloyd", "i16", "i32"),
+        ("mxfp4", "i16", "i16"),
+    ],
 )
 def test_expanding_weights_spills_nothing(form: str, to: str, steps: str) -> None:
     constants = {
-        "GROUP": 64 if form == "mxfp4" else 128, "BITS": 5 if form == "int5" else 4, "CENTRED": to == "i8",
+        "GROUP": 64 if form == "mxfp4" else 128, "BITS": 5 if form == "int5" else 4, "TABLE": form != "int5",
+        "CENTRED": to == "i8",
         "WIDE": ROWS["i8" if to == "i8" else "fp8e4nv"], "BLOCK_N": 64, "PTX": False,
     }  # fmt: skip
     compiled(prefill.expand_kernel, constants, 2, 1, {"expanded": f"*{to}", "steps": f"*{steps}"})

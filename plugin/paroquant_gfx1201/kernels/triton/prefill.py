@@ -1,8 +1,9 @@
 """Prefill GEMM: many tokens, so that the time is the matrix unit's.
 
 The weights are first expanded to what the rows are multiplied by, one pass over the packed weight: int8 with the zero
-points subtracted, e4m3, or bf16 for codes that are no integers. All are exact. Then one dot per group, folded in f32 by
-both scales. Tiles are read through tensor descriptors: the bulk copy engine on Hopper, plain loads elsewhere.
+points subtracted, e4m3, or bf16 where the rows' own type does not hold the weights. All are exact. Then one dot per group,
+folded in f32 by both scales. Tiles are read through tensor descriptors: the bulk copy engine on Hopper, plain loads
+elsewhere.
 """
 
 from dataclasses import dataclass
@@ -37,6 +38,7 @@ def expand_kernel(
     N,
     GROUP: tl.constexpr,
     BITS: tl.constexpr,
+    TABLE: tl.constexpr,
     CENTRED: tl.constexpr,
     WIDE: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -52,7 +54,7 @@ def expand_kernel(
     half = tl.arange(0, GROUP // 2)
     kind: tl.constexpr = expanded.dtype.element_ty
     word, fifth = load_group(nibbles, plane, place, inside[:, None], GROUP, BITS)
-    low, high = half_groups(word, fifth, levels, GROUP, BITS, tl.int16 == kind, WIDE, PTX)
+    low, high = half_groups(word, fifth, levels, GROUP, BITS, TABLE, WIDE, PTX)
     if tl.int16 == kind:
         low, high = low.to(tl.float32), high.to(tl.float32)
         if steps.dtype.element_ty == tl.int16:
@@ -217,13 +219,14 @@ HIP_TILES = PrefillTiles(64, 64, 16, 1)
 
 def expanded_type(weight: PackedWeight, codes: torch.dtype) -> torch.dtype:
     """What ``weight`` is expanded to for rows of ``codes``: their own type where that holds its values."""
-    return codes if weight.is_integer else torch.bfloat16
+    levels_fit = weight.form == "int4-lloyd" and codes == torch.float8_e4m3fn
+    return codes if weight.is_integer or levels_fit else torch.bfloat16
 
 
 def keeps_zero_points(weight: PackedWeight, codes: torch.dtype) -> bool:
     """Whether ``expand`` leaves the zero point to the row sums.
 
-    e4m3 holds every integer up to 16, and no 17; bf16 holds every level, and not each of them less a zero point.
+    e4m3 holds every integer up to 16, and no 17; it holds every level, and not each of them less a zero point.
     """
     return weight.form == "int4-lloyd" or (codes == torch.float8_e4m3fn and weight.form == "int5")
 
@@ -239,7 +242,7 @@ def expand(weight: PackedWeight, codes: torch.dtype = torch.int8) -> torch.Tenso
     expand_kernel[(triton.cdiv(outputs, 64), groups)](
         weight.nibbles, weight.plane, weight.steps, weight.levels,
         expanded.view(torch.int16) if kind == torch.bfloat16 else expanded, outputs,
-        GROUP=size, BITS=weight.bits, CENTRED=not keeps_zero_points(weight, codes),
+        GROUP=size, BITS=weight.bits, TABLE=not weight.is_integer, CENTRED=not keeps_zero_points(weight, codes),
         WIDE=operand(codes, weight.is_integer), BLOCK_N=64, PTX=inline_ptx(expanded.device), num_warps=2,
     )  # fmt: skip
     return expanded
