@@ -32,7 +32,7 @@ POINTERS = {
     "nibbles": "*u8",
     "plane": "*u8",
     "steps": "*i32",
-    "levels": "*fp16",
+    "levels": "*fp8e4nv",
     "y": "*bf16",
     "partial": "*fp32",
     "arrived": "*i32",
@@ -69,15 +69,15 @@ def compiled(kernel, constants: dict[str, object], warps: int, stages: int, type
 
 
 @pytest.mark.parametrize("rows", list(ROWS))
-@pytest.mark.parametrize("form", list(decode.FORMS))
+@pytest.mark.parametrize("form", list(weights.FORMS))
 @pytest.mark.parametrize("count", [16, 64])
 def test_decode_multiplies_with_wmma_and_spills_nothing(rows: str, form: str, count: int) -> None:
     tiles = decode_tiles.hip_tiles(count)
-    integer = decode.FORMS[form] == 0
+    integer = weights.FORMS[form] == 0
     operand = "i8" if rows == "i8" and integer else "fp8e4nv"
     constants = {
         "GROUP": 64 if form == "mxfp4" else 128, "ROW_GROUP": 128, "BITS": 5 if form == "int5" else 4,
-        "FORM": decode.FORMS[form], "OPERAND": ROWS[operand], "BLOCK_M": count, "BLOCK_N": tiles.outputs,
+        "FORM": weights.FORMS[form], "OPERAND": ROWS[operand], "BLOCK_M": count, "BLOCK_N": tiles.outputs,
         "SPLITS": tiles.programs, "STAGES": tiles.stages, "TOGETHER": tiles.together, "WIDTH": tiles.width,
         "PTX": False,
     }  # fmt: skip
@@ -88,14 +88,14 @@ def test_decode_multiplies_with_wmma_and_spills_nothing(rows: str, form: str, co
 
 @pytest.mark.parametrize("group", [64, 128])
 @pytest.mark.parametrize("per_group", [True, False])
-@pytest.mark.parametrize("form", list(decode.FORMS))
+@pytest.mark.parametrize("form", list(weights.FORMS))
 @pytest.mark.parametrize("rows", list(ROWS))
 def test_prefill_multiplies_in_the_type_of_the_rows_or_in_bf16_and_spills_nothing(
     rows: str, form: str, per_group: bool, group: int
 ) -> None:
     tiles = prefill.HIP_TILES
     stepped = form != "mxfp4"
-    expanded = rows if decode.FORMS[form] == 0 or (form, rows) == ("int4-lloyd", "fp8e4nv") else "bf16"
+    expanded = rows if weights.FORMS[form] == 0 or (form, rows) == ("int4-lloyd", "fp8e4nv") else "bf16"
     size = group if stepped else 64
     constants = {
         "GROUP": size, "ROW_GROUP": group, "CENTRED": form != "int4-lloyd" and (rows, form) != ("fp8e4nv", "int5"),
@@ -125,7 +125,7 @@ def test_prefill_multiplies_in_the_type_of_the_rows_or_in_bf16_and_spills_nothin
 )
 def test_expanding_weights_spills_nothing(form: str, to: str, steps: str) -> None:
     constants = {
-        "GROUP": 64 if form == "mxfp4" else 128, "BITS": 5 if form == "int5" else 4, "TABLE": form != "int5",
+        "GROUP": 64 if form == "mxfp4" else 128, "BITS": 5 if form == "int5" else 4, "FORM": weights.FORMS[form],
         "CENTRED": to == "i8",
         "WIDE": ROWS["i8" if to == "i8" else "fp8e4nv"], "BLOCK_N": 64, "PTX": False,
     }  # fmt: skip

@@ -1,14 +1,17 @@
-"""The Hopper decode kernel compiled ahead of time for capability 9.0: what can be said of it without the card."""
+"""Decode kernels compiled ahead of time for Hopper, capability 9.0: what can be said of them without the card."""
 
 import pytest
+import torch
 
 triton = pytest.importorskip("triton")
 
+import triton.language as tl  # noqa: E402
 from triton.backends.compiler import GPUTarget  # noqa: E402
+from triton.compiler import ASTSource  # noqa: E402
 from triton.experimental.gluon import language as gl  # noqa: E402
 from triton.experimental.gluon._runtime import GluonASTSource  # noqa: E402
 
-from paroquant_gfx1201.kernels.triton import hopper_decode, weights  # noqa: E402
+from paroquant_gfx1201.kernels.triton import decode, decode_tiles, hopper_decode, weights  # noqa: E402
 
 pytestmark = pytest.mark.skipif(weights.INTERPRETED, reason="Triton interprets kernels in this process")
 
@@ -56,3 +59,34 @@ def test_decode_multiplies_with_wgmma_and_its_programs_fit_the_multiprocessor(ro
     threads = 32 * (tiles.warps + 4)
     assert tiles.programs * made.metadata.shared <= MULTIPROCESSOR["shared"]
     assert tiles.programs * threads * tiles.registers <= MULTIPROCESSOR["registers"]
+
+
+@pytest.mark.parametrize(("form", "unpacked_by"), [("int4-lloyd", "cvt.rn.f16x2.e4m3x2"), ("mxfp4", "mul.rn.f16x2")])
+@pytest.mark.parametrize("count", [8, 64])
+def test_the_portable_decode_unpacks_codes_that_are_no_integers_in_registers(
+    form: str, unpacked_by: str, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decode_tiles, "processors", lambda device: 132)
+    tiles = decode_tiles.tiles_for(count, 4, torch.float8_e4m3fn, torch.device("cuda"))
+    kernel = decode.decode_kernel
+    constants = {
+        "GROUP": 64 if form == "mxfp4" else 128, "ROW_GROUP": 128, "BITS": 4, "FORM": weights.FORMS[form],
+        "OPERAND": tl.float16, "BLOCK_M": count, "BLOCK_N": tiles.outputs,
+        "SPLITS": 0 if tiles.even else tiles.programs,
+        "STAGES": tiles.stages, "TOGETHER": tiles.together, "WIDTH": tiles.width, "PTX": True,
+    }  # fmt: skip
+    types = {
+        "codes": "*fp8e4nv", "row_scales": "*fp32", "row_sums": "*fp32", "nibbles": "*u8", "plane": "*u8",
+        "steps": "*i16" if form == "mxfp4" else "*i32", "levels": "*fp8e4nv", "y": "*bf16", "partial": "*fp32",
+        "arrived": "*i32",
+    }  # fmt: skip
+    names = kernel.arg_names
+    signature = {name: "constexpr" if name in constants else types.get(name, "i32") for name in names}
+    aligned = {
+        (index,): [["tt.divisibility", 16]]
+        for index, name in enumerate(names)
+        if signature[name].startswith("*") or name in ("N", "K")
+    }
+    source = ASTSource(kernel, signature, {(names.index(name),): value for name, value in constants.items()}, aligned)
+    made = triton.compile(source, target=HOPPER, options={"num_warps": tiles.warps, "num_stages": tiles.stages})
+    assert unpacked_by in made.asm["ptx"] and "mma" in made.asm["ptx"]

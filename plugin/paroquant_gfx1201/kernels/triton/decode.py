@@ -15,19 +15,17 @@ from paroquant_gfx1201.errors import PluginError
 from paroquant_gfx1201.kernels.triton.decode_tiles import DecodeTiles, tiles_for
 from paroquant_gfx1201.kernels.triton.producer import QuantizedRows
 from paroquant_gfx1201.kernels.triton.unpack import (
+    BLOCKS,
+    LEVELS,
     block_scales,
     fragment_order,
     half_groups,
     load_group,
     scale_and_zero,
 )
-from paroquant_gfx1201.kernels.triton.weights import PackedWeight, inline_ptx, operand
+from paroquant_gfx1201.kernels.triton.weights import FORMS, PackedWeight, inline_ptx, operand
 
 MAX_ROWS = 64
-INTEGER, LEVELS, BLOCKS = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
-"""What weight codes are: integers; names of levels, with a scale and zero point per group; e2m1, with a scale for each
-half of a group."""
-FORMS = {"int4": 0, "int5": 0, "int4-lloyd": 1, "mxfp4": 2}
 
 
 @triton.jit
@@ -79,7 +77,7 @@ def add_step(
 ):
     """total f32 [n, m] plus the product of one group."""
     word, fifth, lower, upper, step, sums, row_scale = loaded
-    low, high = half_groups(word, fifth, levels, GROUP, BITS, FORM != INTEGER, OPERAND, PTX)
+    low, high = half_groups(word, fifth, levels, GROUP, BITS, FORM, OPERAND, PTX)
     lower, upper = lower.to(OPERAND), upper.to(OPERAND)
     if WIDTH > 0:
         low, high = fragment_order(low, WIDTH), fragment_order(high, WIDTH)

@@ -1,9 +1,9 @@
 """Prefill GEMM: many tokens, so that the time is the matrix unit's.
 
 The weights are first expanded to what the rows are multiplied by, one pass over the packed weight: int8 with the zero
-points subtracted, e4m3, or bf16 where the rows' own type does not hold the weights. All are exact. Then one dot per group,
-folded in f32 by both scales. Tiles are read through tensor descriptors: the bulk copy engine on Hopper, plain loads
-elsewhere.
+points subtracted, e4m3, or bf16 where the rows' own type does not hold the weights. All are exact. Then one dot per
+group, folded in f32 by both scales. Tiles are read through tensor descriptors: the bulk copy engine on Hopper, plain
+loads elsewhere.
 """
 
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ from paroquant_gfx1201.kernels.triton.unpack import (
     minus_zero,
     scale_and_zero,
 )
-from paroquant_gfx1201.kernels.triton.weights import PackedWeight, bfloat16_operand, inline_ptx, operand
+from paroquant_gfx1201.kernels.triton.weights import FORMS, PackedWeight, bfloat16_operand, inline_ptx, operand
 
 BLOCK_TERMS = tl.constexpr(64)
 
@@ -38,7 +38,7 @@ def expand_kernel(
     N,
     GROUP: tl.constexpr,
     BITS: tl.constexpr,
-    TABLE: tl.constexpr,
+    FORM: tl.constexpr,
     CENTRED: tl.constexpr,
     WIDE: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -54,7 +54,7 @@ def expand_kernel(
     half = tl.arange(0, GROUP // 2)
     kind: tl.constexpr = expanded.dtype.element_ty
     word, fifth = load_group(nibbles, plane, place, inside[:, None], GROUP, BITS)
-    low, high = half_groups(word, fifth, levels, GROUP, BITS, TABLE, WIDE, PTX)
+    low, high = half_groups(word, fifth, levels, GROUP, BITS, FORM, WIDE, PTX)
     if tl.int16 == kind:
         low, high = low.to(tl.float32), high.to(tl.float32)
         if steps.dtype.element_ty == tl.int16:
@@ -242,7 +242,7 @@ def expand(weight: PackedWeight, codes: torch.dtype = torch.int8) -> torch.Tenso
     expand_kernel[(triton.cdiv(outputs, 64), groups)](
         weight.nibbles, weight.plane, weight.steps, weight.levels,
         expanded.view(torch.int16) if kind == torch.bfloat16 else expanded, outputs,
-        GROUP=size, BITS=weight.bits, TABLE=not weight.is_integer, CENTRED=not keeps_zero_points(weight, codes),
+        GROUP=size, BITS=weight.bits, FORM=FORMS[weight.form], CENTRED=not keeps_zero_points(weight, codes),
         WIDE=operand(codes, weight.is_integer), BLOCK_N=64, PTX=inline_ptx(expanded.device), num_warps=2,
     )  # fmt: skip
     return expanded

@@ -26,6 +26,38 @@ sub.rn.f16x2 {second}, {second}, offset;
 """
 
 
+# e2m1 in the upper bits of f16 is 2^-14 of its value, subnormals included.
+E2M1 = """
+and.b32 first, {bytes}, 0x07070707;
+shl.b32 first, first, 1;
+and.b32 second, {bytes}, 0x08080808;
+shl.b32 second, second, 4;
+or.b32 first, first, second;
+prmt.b32 {low}, first, zero, 0x1404;
+prmt.b32 {high}, first, zero, 0x3424;
+mul.rn.f16x2 {low}, {low}, power;
+mul.rn.f16x2 {high}, {high}, power;
+"""
+# Sixteen e4m3 bytes in four registers. Four codes become a selector of nibbles; their top bits choose between halves.
+LOOK_UP = """
+shr.u32 pick, {bytes}, 4;
+or.b32 pick, pick, {bytes};
+prmt.b32 pick, pick, pick, 0x0020;
+and.b32 pick, pick, 0x7777;
+prmt.b32 first, $5, $9, pick;
+prmt.b32 second, $13, $17, pick;
+shl.b32 upper, {bytes}, 4;
+prmt.b32 upper, upper, upper, 0xBA98;
+lop3.b32 first, first, second, upper, 0xD8;
+mov.b32 {{one, two}}, first;
+cvt.rn.f16x2.e4m3x2 {low}, one;
+cvt.rn.f16x2.e4m3x2 {high}, two;
+"""
+INTEGER, LEVELS, BLOCKS = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
+"""What weight codes are: integers; names of levels, with a scale and zero point per group; e2m1, with a scale for each
+half of a group."""
+
+
 # Bytes 128 + code less the zero point never borrow from each other; the top bit turned over is the sign.
 MINUS_ZERO = tl.constexpr(
     "{ .reg .b32 biased; or.b32 biased, $1, 0x80808080; sub.u32 biased, biased, $2; xor.b32 $0, biased, 0x80808080; }"
@@ -52,6 +84,20 @@ INT4_FLOAT16 = tl.constexpr(_assembly(4, False))
 INT5_FLOAT16 = tl.constexpr(_assembly(5, False))
 
 
+def _float_assembly(text: str) -> str:
+    """Unpacking of four nibble bytes to f16 by ``text``, for the lower and for the upper codes."""
+    head = "{ .reg .b32 below, above, first, second, pick, upper, zero, power; .reg .b16 one, two;"
+    head += " mov.b32 zero, 0; mov.b32 power, 0x74007400;"
+    body = NIBBLES.format(low="below", high="above", word="$4")
+    body += text.format(bytes="below", low="$0", high="$1") + text.format(bytes="above", low="$2", high="$3")
+    return head + body.replace("\n", " ") + "}"
+
+
+E2M1_FLOAT16 = tl.constexpr(_float_assembly(E2M1))
+LEVELS_FLOAT16 = tl.constexpr(_float_assembly(LOOK_UP))
+LEVELS_CONSTRAINTS = tl.constexpr("=r,=r,=r,=r,r" + 16 * ",r")
+
+
 @triton.jit
 def load_group(nibbles, plane, place, keep, GROUP: tl.constexpr, BITS: tl.constexpr):
     """uint8 [n, g/2] twice: the nibbles of a group and, for int5, the plane byte that completes each.
@@ -75,24 +121,49 @@ def load_group(nibbles, plane, place, keep, GROUP: tl.constexpr, BITS: tl.conste
 
 
 @triton.jit
+def e2m1_value(code, OPERAND: tl.constexpr):
+    """What uint8 codes 0..15 are worth: in the upper bits of f16, 2^-14 of it, subnormals included."""
+    bits = (code.to(tl.int32) & 7) << 9 | (code.to(tl.int32) & 8) << 12
+    return bits.to(tl.int16).to(tl.float16, bitcast=True).to(OPERAND) * 16384.0
+
+
+@triton.jit
 def half_groups(
     word,
     fifth,
     levels,
     GROUP: tl.constexpr,
     BITS: tl.constexpr,
-    TABLE: tl.constexpr,
+    FORM: tl.constexpr,
     OPERAND: tl.constexpr,
     PTX: tl.constexpr,
 ):
     """Two tiles [n, g/2]: the codes of a group's lower and upper half, from what ``load_group`` gives.
 
-    OPERAND int8: the codes; else code - midpoint in that type; with TABLE what ``levels`` f16 [16] has for the code.
+    OPERAND int8: the codes; else code - midpoint in that type, which of LEVELS is what ``levels`` e4m3 [16] has for the
+    code, and of BLOCKS the code's e2m1 value.
     """
     shift = (tl.arange(0, GROUP // 2) // (GROUP // 8))[None, :]
-    if TABLE:
+    if FORM != INTEGER and PTX:
+        if FORM == BLOCKS:
+            low, high = tl.inline_asm_elementwise(
+                E2M1_FLOAT16, "=r,=r,=r,=r,r", [word], dtype=(tl.float16, tl.float16), is_pure=True, pack=4
+            )
+        else:
+            table = levels.to(tl.pointer_type(tl.int32))
+            low, high = tl.inline_asm_elementwise(
+                LEVELS_FLOAT16,
+                LEVELS_CONSTRAINTS,
+                [word, tl.load(table), tl.load(table + 1), tl.load(table + 2), tl.load(table + 3)],
+                dtype=(tl.float16, tl.float16),
+                is_pure=True,
+                pack=4,
+            )
+    elif FORM == LEVELS:
         low = tl.load(levels + (word & 15).to(tl.int32)).to(OPERAND)
         high = tl.load(levels + (word >> 4).to(tl.int32)).to(OPERAND)
+    elif FORM == BLOCKS:
+        low, high = e2m1_value(word & 15, OPERAND), e2m1_value(word >> 4, OPERAND)
     elif PTX:
         # All four bytes have one shift; as bytes, they would have to be cut out of their register again.
         shift = shift.to(tl.int32)

@@ -12,11 +12,12 @@ import torch
 import triton
 import triton.language as tl
 
-from paroquant_gfx1201.formats import fp4
 from paroquant_gfx1201.formats.mxfp4 import Mxfp4Projection
 from paroquant_gfx1201.formats.projection import Projection
+from paroquant_gfx1201.kernels.triton.unpack import BLOCKS, INTEGER, LEVELS
 
 MIDPOINTS = {"int4": 8.0, "int5": 16.0, "int4-lloyd": 7.5, "mxfp4": 0.0}
+FORMS = {"int4": INTEGER.value, "int5": INTEGER.value, "int4-lloyd": LEVELS.value, "mxfp4": BLOCKS.value}
 MXFP4_GROUP = 64
 INTERPRETED = triton.knobs.runtime.interpret
 """Whether Triton's interpreter runs these kernels: decided when they are defined."""
@@ -30,7 +31,7 @@ class PackedWeight:
     plane uint8 [G, N, g/8]: fifth bit of code k in bit k // (g/8) of byte k % (g/8); [0] but for int5.
     steps int32 [G, N]: the f16 scale's bits, and the zero point (0..31) in bits 16 and up; int16 [G, N] of MXFP4: the
     exponents of both halves of a group, the lower half's in the low byte.
-    levels f16 [16]: a code's value less the midpoint, where that is no integer; else [0].
+    levels e4m3 [16]: of Lloyd codes the values less the midpoint; else [0].
     form: int4, int5, int4-lloyd or mxfp4.
     """
 
@@ -52,8 +53,8 @@ class PackedWeight:
 
     @property
     def is_integer(self) -> bool:
-        """Whether codes are multiplied as they are, and not looked up."""
-        return not len(self.levels)
+        """Whether codes are integers."""
+        return self.form in ("int4", "int5")
 
     @property
     def groups(self) -> int:
@@ -100,9 +101,10 @@ def pack_codes(
             plane |= eighths[:, :, bit] << bit
     steps = (scales.view(torch.int16).int() & 0xFFFF) | (zeros.int() << 16)
     form = f"int{bits}" if levels is None else "int4-lloyd"
-    # Levels less the midpoint are e4m3 values, which f16 holds.
-    table = scales.new_empty(0) if levels is None else (levels - MIDPOINTS[form]).half()
-    return PackedWeight(_nibbles(by_group & 15), plane.contiguous(), steps.contiguous(), table, form)
+    table = codes.new_empty(0) if levels is None else levels - MIDPOINTS[form]
+    return PackedWeight(
+        _nibbles(by_group & 15), plane.contiguous(), steps.contiguous(), table.to(torch.float8_e4m3fn), form
+    )
 
 
 def pack(projection: Projection | Mxfp4Projection) -> PackedWeight:
@@ -117,8 +119,9 @@ def pack_blocks(codes: torch.Tensor, exponents: torch.Tensor) -> PackedWeight:
     """MXFP4: codes uint8 [N, K], exponents uint8 [N, K/32]; any device."""
     by_group = codes.unflatten(1, (-1, MXFP4_GROUP)).transpose(0, 1)
     low, high = exponents.T.short().unflatten(0, (-1, 2)).unbind(1)
-    table = fp4.decode_e2m1(torch.arange(16, dtype=torch.uint8)).half().to(codes.device)
-    return PackedWeight(_nibbles(by_group), codes.new_empty(0), (low | (high << 8)).contiguous(), table, "mxfp4")
+    none = codes.new_empty(0)
+    steps = (low | (high << 8)).contiguous()
+    return PackedWeight(_nibbles(by_group), none, steps, none.to(torch.float8_e4m3fn), "mxfp4")
 
 
 def _nibbles(by_group: torch.Tensor) -> torch.Tensor:
