@@ -1,4 +1,4 @@
-"""ParoQuant int4 and int5 for vLLM, with the numerics of the gfx1201 kernels.
+"""ParoQuant int4, int5 and MXFP4 for vLLM, with the numerics of the gfx1201 kernels.
 
 Importing this package imports neither torch nor vLLM; ``register`` does, when vLLM calls it.
 """

@@ -70,13 +70,13 @@ def compiled(kernel, constants: dict[str, object], warps: int, stages: int, type
 
 @pytest.mark.parametrize("rows", list(ROWS))
 @pytest.mark.parametrize("form", list(weights.FORMS))
-@pytest.mark.parametrize("count", [16, 64])
-def test_decode_multiplies_with_wmma_and_spills_nothing(rows: str, form: str, count: int) -> None:
+@pytest.mark.parametrize(("count", "group"), [(16, 128), (64, 64), (64, 128)])
+def test_decode_multiplies_with_wmma_and_spills_nothing(rows: str, form: str, count: int, group: int) -> None:
     tiles = decode_tiles.hip_tiles(count)
     integer = weights.FORMS[form] == 0
     operand = "i8" if rows == "i8" and integer else "fp8e4nv"
     constants = {
-        "GROUP": 64 if form == "mxfp4" else 128, "ROW_GROUP": 128, "BITS": 5 if form == "int5" else 4,
+        "GROUP": 64 if form == "mxfp4" else group, "ROW_GROUP": group, "BITS": 5 if form == "int5" else 4,
         "FORM": weights.FORMS[form], "OPERAND": ROWS[operand], "BLOCK_M": count, "BLOCK_N": tiles.outputs,
         "SPLITS": tiles.programs, "STAGES": tiles.stages, "TOGETHER": tiles.together, "WIDTH": tiles.width,
         "PTX": False,
@@ -117,6 +117,7 @@ def test_prefill_multiplies_in_the_type_of_the_rows_or_in_bf16_and_spills_nothin
     ("form", "to", "steps"),
     [
         ("int5", "i8", "i32"),
+        ("int4", "fp8e4nv", "i32"),
         ("int5", "fp8e4nv", "i32"),
         ("int4-lloyd", "fp8e4nv", "i32"),
         ("int4-lloyd", "i16", "i32"),
@@ -126,7 +127,7 @@ def test_prefill_multiplies_in_the_type_of_the_rows_or_in_bf16_and_spills_nothin
 def test_expanding_weights_spills_nothing(form: str, to: str, steps: str) -> None:
     constants = {
         "GROUP": 64 if form == "mxfp4" else 128, "BITS": 5 if form == "int5" else 4, "FORM": weights.FORMS[form],
-        "CENTRED": to == "i8",
+        "CENTRED": to == "i8" or form == "int4",
         "WIDE": ROWS["i8" if to == "i8" else "fp8e4nv"], "BLOCK_N": 64, "PTX": False,
     }  # fmt: skip
     compiled(prefill.expand_kernel, constants, 2, 1, {"expanded": f"*{to}", "steps": f"*{steps}"})

@@ -119,6 +119,14 @@ def test_expanded_floats_are_the_same_integers(bits: int) -> None:
     assert torch.equal(prefill.expand(packed, torch.float8_e4m3fn).float(), expected)
 
 
+def test_blocks_of_every_exponent_expand_to_what_they_are_worth() -> None:
+    made = random_codes("mxfp4", 320, 16, 64, 0)
+    exponents = torch.tensor([0, 1, 2, 126, 127, 128, 129, 200, 253, 100], dtype=torch.uint8)
+    projection = Mxfp4Projection(made.spec, made.codes, torch.stack([exponents.roll(n) for n in range(16)]))
+    expanded = prefill.expand(weights.pack(projection), torch.float8_e4m3fn)
+    assert torch.equal(expanded.transpose(1, 2).flatten(0, 1).float(), projection.dequantize())
+
+
 def test_every_centred_int4_and_every_int5_code_less_its_midpoint_is_an_e4m3_value() -> None:
     codes = torch.arange(-16, 17).float()
     assert torch.equal(codes.to(torch.float8_e4m3fn).float(), codes)

@@ -141,23 +141,9 @@ def multiply_share(
     total = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
     for group in tl.range(first, last, TOGETHER, num_stages=STAGES):
         one = load_step(
-            codes,
-            row_scales,
-            row_sums,
-            nibbles,
-            plane,
-            steps,
-            rows,
-            columns,
-            M,
-            N,
-            K,
-            group,
-            last,
-            GROUP,
-            ROW_GROUP,
-            BITS,
-        )
+            codes, row_scales, row_sums, nibbles, plane, steps, rows, columns, M, N, K, group, last,
+            GROUP, ROW_GROUP, BITS,
+        )  # fmt: skip
         if TOGETHER == 2:
             two = load_step(
                 codes, row_scales, row_sums, nibbles, plane, steps, rows, columns, M, N, K, group + 1, last,

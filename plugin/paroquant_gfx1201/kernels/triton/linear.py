@@ -3,6 +3,7 @@
 import torch
 
 from paroquant_gfx1201 import reference
+from paroquant_gfx1201.formats.mxfp4 import Mxfp4Projection
 from paroquant_gfx1201.formats.projection import Projection
 from paroquant_gfx1201.kernels.triton import decode, prefill, producer, weights
 from paroquant_gfx1201.modes import Mode
@@ -16,12 +17,12 @@ def multiply(rows: producer.QuantizedRows, weight: weights.PackedWeight, dtype: 
 
 
 class TritonLinear(torch.nn.Module):
-    """y = W x of one int4 or int5 projection, activations quantized as ``mode`` says for the number of rows.
+    """y = W x of one projection of any format, activations quantized as ``mode`` says for the number of rows.
 
     The zero point is always corrected exactly, in f32: ``mode``'s form of it makes no difference here.
     """
 
-    def __init__(self, projection: Projection, mode: Mode, device: torch.device | str) -> None:
+    def __init__(self, projection: Projection | Mxfp4Projection, mode: Mode, device: torch.device | str) -> None:
         super().__init__()
         self.mode = mode
         self.weight = weights.pack(projection).to(device)
