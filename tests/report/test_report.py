@@ -191,6 +191,16 @@ def test_the_attestation_counts_the_layers_and_names_what_is_unquantized(page):
     assert page.text("code") == ["lm_head (ParallelLMHead)", "model.embed_tokens (VocabParallelEmbedding)"]
 
 
+def test_a_process_that_has_the_plugin_and_no_layer_is_said_to_hold_none():
+    first, last = madeup.boots()
+    empty = last.attestations[0] | {"pid": 77, "layers": [], "unquantized": []}
+    both = replace(last, attestations=(*last.attestations, empty))
+    page = Page(report.render(madeup.run(boots=[first, both])))
+    said = [text for text in page.text("p") if text.startswith("Process")]
+    assert len(said) == 2 and "no layers: it has the plugin, and the model is in another process." in said[1]
+    assert "120 layers" in said[0]
+
+
 def test_a_variable_that_a_process_has_otherwise_is_in_the_environment_table():
     first, last = madeup.boots()
     wrong = replace(last.processes[1], env=madeup.ENV | {"RADIANCE_PQ_ZPE": "0"})
