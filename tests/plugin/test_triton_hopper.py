@@ -7,11 +7,10 @@ triton = pytest.importorskip("triton")
 
 import triton.language as tl  # noqa: E402
 from triton.backends.compiler import GPUTarget  # noqa: E402
-from triton.compiler import ASTSource  # noqa: E402
 from triton.experimental.gluon import language as gl  # noqa: E402
-from triton.experimental.gluon._runtime import GluonASTSource  # noqa: E402
 
 from paroquant_gfx1201.kernels.triton import decode, decode_tiles, hopper_decode, weights  # noqa: E402
+from tests.plugin.ahead import compiled  # noqa: E402
 
 pytestmark = pytest.mark.skipif(weights.INTERPRETED, reason="Triton interprets kernels in this process")
 
@@ -31,7 +30,6 @@ def described(kind: str, block: list[int], swizzle: int, bits: int = 8) -> str:
 @pytest.mark.parametrize("count", [8, 64])
 def test_decode_multiplies_with_wgmma_and_its_programs_fit_the_multiprocessor(rows: str, bits: int, count: int) -> None:
     tiles = hopper_decode.tiles_for(count, bits)
-    kernel = hopper_decode.hopper_decode_kernel
     constants = {
         "BITS": bits, "BLOCK_M": count, "BLOCK_N": tiles.outputs, "STAGES": tiles.stages, "num_warps": tiles.warps,
     }  # fmt: skip
@@ -42,17 +40,8 @@ def test_decode_multiplies_with_wgmma_and_its_programs_fit_the_multiprocessor(ro
         "codes": described(rows, [count, 128], 128),
         "row_scales": "*fp32", "row_sums": "*fp32", "y": "*bf16", "partial": "*fp32", "arrived": "*i32",
     }  # fmt: skip
-    names = kernel.arg_names
-    signature = {name: "constexpr" if name in constants else types.get(name, "i32") for name in names}
-    aligned = {
-        (index,): [["tt.divisibility", 16]]
-        for index, name in enumerate(names)
-        if signature[name].startswith("*") or name == "N"
-    }
-    source = GluonASTSource(
-        kernel, signature, {(names.index(name),): value for name, value in constants.items()}, aligned
-    )
-    made = triton.compile(source, target=HOPPER, options={"num_warps": tiles.warps, "maxnreg": tiles.registers})
+    kernel = hopper_decode.hopper_decode_kernel
+    made = compiled(kernel, HOPPER, constants, types, num_warps=tiles.warps, maxnreg=tiles.registers)
     assert f"wgmma.mma_async.sync.aligned.{PRODUCTS[rows].format(count)}" in made.asm["ptx"]
     assert "cp.async.bulk.tensor" in made.asm["ptx"]
     # The copying warp brings a whole group of four with it.
@@ -68,9 +57,9 @@ def test_the_portable_decode_unpacks_codes_that_are_no_integers_in_registers(
 ) -> None:
     monkeypatch.setattr(decode_tiles, "processors", lambda device: 132)
     tiles = decode_tiles.tiles_for(count, 4, torch.float8_e4m3fn, torch.device("cuda"))
-    kernel = decode.decode_kernel
     constants = {
         "GROUP": 64 if form == "mxfp4" else 128, "ROW_GROUP": 128, "BITS": 4, "FORM": weights.FORMS[form],
+        "MIDPOINT": weights.MIDPOINTS[form],
         "OPERAND": tl.float16, "BLOCK_M": count, "BLOCK_N": tiles.outputs,
         "SPLITS": 0 if tiles.even else tiles.programs,
         "STAGES": tiles.stages, "TOGETHER": tiles.together, "WIDTH": tiles.width, "PTX": True,
@@ -80,13 +69,5 @@ def test_the_portable_decode_unpacks_codes_that_are_no_integers_in_registers(
         "steps": "*i16" if form == "mxfp4" else "*i32", "levels": "*fp8e4nv", "y": "*bf16", "partial": "*fp32",
         "arrived": "*i32",
     }  # fmt: skip
-    names = kernel.arg_names
-    signature = {name: "constexpr" if name in constants else types.get(name, "i32") for name in names}
-    aligned = {
-        (index,): [["tt.divisibility", 16]]
-        for index, name in enumerate(names)
-        if signature[name].startswith("*") or name in ("N", "K")
-    }
-    source = ASTSource(kernel, signature, {(names.index(name),): value for name, value in constants.items()}, aligned)
-    made = triton.compile(source, target=HOPPER, options={"num_warps": tiles.warps, "num_stages": tiles.stages})
+    made = compiled(decode.decode_kernel, HOPPER, constants, types, num_warps=tiles.warps, num_stages=tiles.stages)
     assert unpacked_by in made.asm["ptx"] and "mma" in made.asm["ptx"]

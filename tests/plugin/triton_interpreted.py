@@ -18,7 +18,10 @@ from paroquant_gfx1201.paths import BandedLinear, Weights
 from tests.plugin.conftest import random_projection, relative
 from tests.plugin.hip_cases import random_codes
 
-FORMS = [("int4", 64), ("int5", 64), ("int4-lloyd", 64), ("int4-lloyd", 128), ("mxfp4", 64), ("mxfp4", 128)]
+INTEGERS = [("int4", 64), ("int5", 64)]
+VALUES = [("int4-lloyd", 64), ("int4-lloyd", 128), ("mxfp4", 64), ("mxfp4", 128)]
+FITTING = [(*form, "int8") for form in INTEGERS] + [(*form, "e4m3") for form in INTEGERS + VALUES]
+"""Weights, their rows' group size, and the rows that they are multiplied by."""
 FLOAT32_FLOOR = 2e-6
 """Relative error of f32 sums over the small K of these tests."""
 TERMS_FLOOR = 1e-5
@@ -142,8 +145,7 @@ def rows_for(
     return producer.quantize_rows(x, terms, element, granularity).of(0)
 
 
-@pytest.mark.parametrize(("name", "size"), FORMS)
-@pytest.mark.parametrize("element", ["int8", "e4m3"])
+@pytest.mark.parametrize(("name", "size", "element"), FITTING)
 @pytest.mark.parametrize("count", [1, 17])
 def test_decode_is_float64_of_the_same_codes(name: str, size: int, element: str, count: int) -> None:
     projection = random_codes(name, 3 * size, 96, size, 0)
@@ -156,11 +158,8 @@ def test_decode_is_float64_of_the_same_codes(name: str, size: int, element: str,
         assert relative(actual, expected) < FLOAT32_FLOOR
 
 
-@pytest.mark.parametrize(("name", "size"), FORMS)
-@pytest.mark.parametrize(
-    ("element", "granularity"),
-    [("int8", "group"), ("int8", "token"), ("e4m3", "group"), ("e4m3", "token")],
-)
+@pytest.mark.parametrize(("name", "size", "element"), FITTING)
+@pytest.mark.parametrize("granularity", ["group", "token"])
 def test_prefill_is_float64_of_the_same_codes(name: str, size: int, element: str, granularity: str) -> None:
     projection = random_codes(name, 3 * size, 96, size, 0)
     prepared = reference.prepare(projection)
@@ -185,6 +184,14 @@ def test_decode_refuses_rows_with_one_scale_per_token() -> None:
     projection = random_projection(4)
     with pytest.raises(PluginError, match="scales per token"):
         decode.decode(rows_for(projection, 2, "int8", "token"), weights.pack(projection))
+
+
+@pytest.mark.parametrize(("name", "size"), VALUES)
+@pytest.mark.parametrize("multiply", [decode.decode, prefill.prefill])
+def test_int8_rows_are_refused_by_weights_that_are_e4m3_values(name: str, size: int, multiply) -> None:
+    projection = random_codes(name, 3 * size, 96, size, 0)
+    with pytest.raises(PluginError, match=f"{name} weights are e4m3 values: the rows must be e4m3 too"):
+        multiply(rows_for(projection, 2, "int8", "group"), weights.pack(projection))
 
 
 @pytest.mark.parametrize("count", [3, 70])

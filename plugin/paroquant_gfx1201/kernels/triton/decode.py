@@ -16,14 +16,13 @@ from paroquant_gfx1201.kernels.triton.decode_tiles import DecodeTiles, tiles_for
 from paroquant_gfx1201.kernels.triton.producer import QuantizedRows
 from paroquant_gfx1201.kernels.triton.unpack import (
     BLOCKS,
-    LEVELS,
     block_scales,
     fragment_order,
     half_groups,
     load_group,
     scale_and_zero,
 )
-from paroquant_gfx1201.kernels.triton.weights import FORMS, PackedWeight, inline_ptx, operand
+from paroquant_gfx1201.kernels.triton.weights import FORMS, PackedWeight, inline_ptx, operand, require_fit
 
 MAX_ROWS = 64
 
@@ -71,6 +70,7 @@ def add_step(
     GROUP: tl.constexpr,
     BITS: tl.constexpr,
     FORM: tl.constexpr,
+    MIDPOINT: tl.constexpr,
     OPERAND: tl.constexpr,
     WIDTH: tl.constexpr,
     PTX: tl.constexpr,
@@ -97,8 +97,7 @@ def add_step(
         else:
             dots = tl.dot(low, tl.trans(lower), input_precision="ieee")
             dots = tl.dot(high, tl.trans(upper), acc=dots, input_precision="ieee")
-            midpoint: tl.constexpr = 7.5 if FORM == LEVELS else 1 << (BITS - 1)
-            centred = dots - (zero.to(tl.float32) - midpoint)[:, None] * sums[None, :]
+            centred = dots - (zero.to(tl.float32) - MIDPOINT)[:, None] * sums[None, :]
         total += centred * (scale[:, None] * row_scale[None, :])
     return total
 
@@ -127,6 +126,7 @@ def multiply_share(
     ROW_GROUP: tl.constexpr,
     BITS: tl.constexpr,
     FORM: tl.constexpr,
+    MIDPOINT: tl.constexpr,
     OPERAND: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -149,9 +149,9 @@ def multiply_share(
                 codes, row_scales, row_sums, nibbles, plane, steps, rows, columns, M, N, K, group + 1, last,
                 GROUP, ROW_GROUP, BITS,
             )  # fmt: skip
-        total = add_step(total, one, levels, GROUP, BITS, FORM, OPERAND, WIDTH, PTX)
+        total = add_step(total, one, levels, GROUP, BITS, FORM, MIDPOINT, OPERAND, WIDTH, PTX)
         if TOGETHER == 2:
-            total = add_step(total, two, levels, GROUP, BITS, FORM, OPERAND, WIDTH, PTX)
+            total = add_step(total, two, levels, GROUP, BITS, FORM, MIDPOINT, OPERAND, WIDTH, PTX)
     keep = (columns < N)[:, None] & (rows < M)[None, :]
     target = rows[None, :] * N + columns[:, None]
     if shares == 1:
@@ -195,6 +195,7 @@ def decode_kernel(
     ROW_GROUP: tl.constexpr,
     BITS: tl.constexpr,
     FORM: tl.constexpr,
+    MIDPOINT: tl.constexpr,
     OPERAND: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -215,7 +216,7 @@ def decode_kernel(
         multiply_share(
             codes, row_scales, row_sums, nibbles, plane, steps, levels, y, partial, arrived, M, N, K,
             tile, share * groups // SPLITS, (share + 1) * groups // SPLITS, share, SPLITS,
-            GROUP, ROW_GROUP, BITS, FORM, OPERAND, BLOCK_M, BLOCK_N, STAGES, TOGETHER, WIDTH, PTX,
+            GROUP, ROW_GROUP, BITS, FORM, MIDPOINT, OPERAND, BLOCK_M, BLOCK_N, STAGES, TOGETHER, WIDTH, PTX,
         )  # fmt: skip
     else:
         units = tl.cdiv(N, BLOCK_N) * groups
@@ -229,7 +230,7 @@ def decode_kernel(
             multiply_share(
                 codes, row_scales, row_sums, nibbles, plane, steps, levels, y, partial, arrived, M, N, K,
                 tile, tl.maximum(begin - unit, 0), tl.minimum(end - unit, groups), program - owner, shares,
-                GROUP, ROW_GROUP, BITS, FORM, OPERAND, BLOCK_M, BLOCK_N, STAGES, TOGETHER, WIDTH, PTX,
+                GROUP, ROW_GROUP, BITS, FORM, MIDPOINT, OPERAND, BLOCK_M, BLOCK_N, STAGES, TOGETHER, WIDTH, PTX,
             )  # fmt: skip
 
 
@@ -260,21 +261,21 @@ def decode(
 
     With ``tiles`` by the kernel of this module on any card.
 
-    Raises PluginError for more rows, another K, or one scale per token.
+    Raises PluginError for more rows, one scale per token, and what ``require_fit`` refuses.
     """
+    require_fit(rows.codes, weight)
     count = len(rows.codes)
-    if count > MAX_ROWS or rows.codes.shape[1] != weight.inputs or rows.granularity == "token":
+    if count > MAX_ROWS or rows.granularity == "token":
         raise PluginError(
-            f"decode takes at most {MAX_ROWS} rows of K={weight.inputs} with scales per group, "
-            f"not {list(rows.codes.shape)} with scales per {rows.granularity}"
+            f"decode takes at most {MAX_ROWS} rows with scales per group, "
+            f"not {count} with scales per {rows.granularity}"
         )
     device = rows.codes.device
     if tiles is None and on_hopper(rows, weight):
         from paroquant_gfx1201.kernels.triton import hopper_decode
 
         return hopper_decode.multiply(rows, weight, dtype, _counters)
-    kind = rows.codes.dtype if weight.is_integer else torch.float8_e4m3fn
-    tiles = tiles or tiles_for(count, weight.bits, kind, device)
+    tiles = tiles or tiles_for(count, weight.bits, rows.codes.dtype, device)
     blocks = triton.cdiv(weight.outputs, tiles.outputs)
     if tiles.even:
         grid = (min(tiles.programs, blocks * weight.groups),)
@@ -289,7 +290,7 @@ def decode(
         rows.codes, rows.scales, rows.row_sums, weight.nibbles, weight.plane, weight.steps, weight.levels, y, partial,
         _counters(device, blocks), count, weight.outputs, weight.inputs,
         GROUP=weight.group_size, ROW_GROUP=weight.inputs // len(rows.row_sums), BITS=weight.bits,
-        FORM=FORMS[weight.form], OPERAND=operand(rows.codes.dtype, weight.is_integer),
+        FORM=FORMS[weight.form], MIDPOINT=weight.midpoint, OPERAND=operand(rows.codes.dtype),
         BLOCK_M=max(8, triton.next_power_of_2(count)), BLOCK_N=tiles.outputs,
         SPLITS=0 if tiles.even else shares, STAGES=tiles.stages, TOGETHER=tiles.together, WIDTH=tiles.width,
         PTX=inline_ptx(device),

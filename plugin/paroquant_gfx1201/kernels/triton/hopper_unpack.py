@@ -61,21 +61,11 @@ def fragment_layout(outputs, warps):
 def unpack(word, fifth, shift, BITS: gl.constexpr, INTEGER: gl.constexpr):
     """int8 twice, of a group's lower and upper half: codes, or e4m3 bytes of (code - midpoint) / 512."""
     if BITS == 4:
-        if INTEGER:
-            low, high = gl.inline_asm_elementwise(
-                INT4_INTEGER, "=r,=r,r", [word], dtype=(gl.int8, gl.int8), is_pure=True, pack=4
-            )
-        else:
-            low, high = gl.inline_asm_elementwise(
-                INT4_FLOAT, "=r,=r,r", [word], dtype=(gl.int8, gl.int8), is_pure=True, pack=4
-            )
+        text: gl.constexpr = INT4_INTEGER if INTEGER else INT4_FLOAT
+        low, high = gl.inline_asm_elementwise(text, "=r,=r,r", [word], dtype=(gl.int8, gl.int8), is_pure=True, pack=4)
     else:
-        if INTEGER:
-            low, high = gl.inline_asm_elementwise(
-                INT5_INTEGER, "=r,=r,r,r,r,r,r,r", [word, fifth, shift], dtype=(gl.int8, gl.int8), is_pure=True, pack=4
-            )
-        else:
-            low, high = gl.inline_asm_elementwise(
-                INT5_FLOAT, "=r,=r,r,r,r,r,r,r", [word, fifth, shift], dtype=(gl.int8, gl.int8), is_pure=True, pack=4
-            )
+        text: gl.constexpr = INT5_INTEGER if INTEGER else INT5_FLOAT
+        low, high = gl.inline_asm_elementwise(
+            text, "=r,=r,r,r,r,r,r,r", [word, fifth, shift], dtype=(gl.int8, gl.int8), is_pure=True, pack=4
+        )
     return low, high

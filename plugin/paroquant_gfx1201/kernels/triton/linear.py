@@ -11,7 +11,7 @@ from paroquant_gfx1201.modes import Mode
 
 def multiply(rows: producer.QuantizedRows, weight: weights.PackedWeight, dtype: torch.dtype) -> torch.Tensor:
     """y [M, N] of ``dtype`` by the kernel of the band: decode for up to 64 rows with a scale per group."""
-    if len(rows.codes) <= decode.MAX_ROWS and rows.granularity != "token":
+    if len(rows.codes) <= decode.MAX_ROWS and rows.granularity == "group":
         return decode.decode(rows, weight, dtype)
     return prefill.prefill(rows, weight, dtype)
 

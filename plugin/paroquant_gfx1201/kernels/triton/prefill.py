@@ -13,17 +13,24 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from paroquant_gfx1201.errors import PluginError
 from paroquant_gfx1201.kernels.triton.encoding import encode_e4m3, round_bfloat16
 from paroquant_gfx1201.kernels.triton.producer import QuantizedRows, widened
 from paroquant_gfx1201.kernels.triton.unpack import (
+    BLOCKS,
     block_scales,
     half_groups,
     load_group,
     minus_zero,
     scale_and_zero,
 )
-from paroquant_gfx1201.kernels.triton.weights import FORMS, PackedWeight, bfloat16_operand, inline_ptx, operand
+from paroquant_gfx1201.kernels.triton.weights import (
+    FORMS,
+    PackedWeight,
+    bfloat16_operand,
+    inline_ptx,
+    operand,
+    require_fit,
+)
 
 BLOCK_TERMS = tl.constexpr(64)
 
@@ -44,9 +51,9 @@ def expand_kernel(
     BLOCK_N: tl.constexpr,
     PTX: tl.constexpr,
 ):
-    """[G, N, g] of code - zero, or of code - midpoint where not CENTRED; -31..31.
+    """[G, N, g] of code - zero, or of value - midpoint where not CENTRED; of MXFP4 the weights, as bits of bf16.
 
-    WIDE: what e4m3 is made from. Bits of bf16 instead of int16: a code's level, of MXFP4 (steps int16) times its scale.
+    WIDE: what e4m3 is made from.
     """
     columns = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     inside = columns < N
@@ -55,12 +62,10 @@ def expand_kernel(
     kind: tl.constexpr = expanded.dtype.element_ty
     word, fifth = load_group(nibbles, plane, place, inside[:, None], GROUP, BITS)
     low, high = half_groups(word, fifth, levels, GROUP, BITS, FORM, WIDE, PTX)
-    if tl.int16 == kind:
-        low, high = low.to(tl.float32), high.to(tl.float32)
-        if steps.dtype.element_ty == tl.int16:
-            first, second = block_scales(tl.load(steps + place, mask=inside, other=0))
-            low, high = low * first[:, None], high * second[:, None]
-        low, high = round_bfloat16(low), round_bfloat16(high)
+    if FORM == BLOCKS:
+        first, second = block_scales(tl.load(steps + place, mask=inside, other=0))
+        low = round_bfloat16(low.to(tl.float32) * first[:, None])
+        high = round_bfloat16(high.to(tl.float32) * second[:, None])
     elif CENTRED:
         _, zero = scale_and_zero(tl.load(steps + place, mask=inside, other=0))
         if tl.int8 == kind:
@@ -218,9 +223,8 @@ HIP_TILES = PrefillTiles(64, 64, 16, 1)
 
 
 def expanded_type(weight: PackedWeight, codes: torch.dtype) -> torch.dtype:
-    """What ``weight`` is expanded to for rows of ``codes``: their own type where that holds its values."""
-    levels_fit = weight.form == "int4-lloyd" and codes == torch.float8_e4m3fn
-    return codes if weight.is_integer or levels_fit else torch.bfloat16
+    """What ``weight`` is expanded to for rows of ``codes``: their own type, but of MXFP4, whose scales it lacks."""
+    return torch.bfloat16 if weight.form == "mxfp4" else codes
 
 
 def keeps_zero_points(weight: PackedWeight, codes: torch.dtype) -> bool:
@@ -232,7 +236,7 @@ def keeps_zero_points(weight: PackedWeight, codes: torch.dtype) -> bool:
 
 
 def expand(weight: PackedWeight, codes: torch.dtype = torch.int8) -> torch.Tensor:
-    """[G, N, g] of ``expanded_type``: code - zero of every weight, or code - midpoint (see ``keeps_zero_points``).
+    """[G, N, g] of ``expanded_type``: code - zero of every weight, or value - midpoint (see ``keeps_zero_points``).
 
     Of MXFP4, which has no zero points, the weights themselves.
     """
@@ -243,7 +247,7 @@ def expand(weight: PackedWeight, codes: torch.dtype = torch.int8) -> torch.Tenso
         weight.nibbles, weight.plane, weight.steps, weight.levels,
         expanded.view(torch.int16) if kind == torch.bfloat16 else expanded, outputs,
         GROUP=size, BITS=weight.bits, FORM=FORMS[weight.form], CENTRED=not keeps_zero_points(weight, codes),
-        WIDE=operand(codes, weight.is_integer), BLOCK_N=64, PTX=inline_ptx(expanded.device), num_warps=2,
+        WIDE=operand(codes), BLOCK_N=64, PTX=inline_ptx(expanded.device), num_warps=2,
     )  # fmt: skip
     return expanded
 
@@ -266,10 +270,9 @@ def zero_point_terms(rows: QuantizedRows, weight: PackedWeight) -> tuple[torch.T
 def prefill(
     rows: QuantizedRows, weight: PackedWeight, dtype: torch.dtype = torch.bfloat16, tiles: PrefillTiles | None = None
 ) -> torch.Tensor:
-    """y [M, N] of ``dtype`` for any M. Raises PluginError for another K."""
+    """y [M, N] of ``dtype`` for any M. Raises PluginError for what ``require_fit`` refuses."""
+    require_fit(rows.codes, weight)
     count, inputs = rows.codes.shape
-    if inputs != weight.inputs:
-        raise PluginError(f"the weight has K={weight.inputs}, the rows have K={inputs}")
     outputs, size, kind = weight.outputs, weight.group_size, rows.codes.dtype
     stepped = weight.form != "mxfp4"
     expanded = expand(weight, kind).view(-1, size)

@@ -24,8 +24,6 @@ prmt.b32 {second}, {bytes}, above, 0x4342;
 sub.rn.f16x2 {first}, {first}, offset;
 sub.rn.f16x2 {second}, {second}, offset;
 """
-
-
 # e2m1 in the upper bits of f16 is 2^-14 of its value, subnormals included.
 E2M1 = """
 and.b32 first, {bytes}, 0x07070707;
@@ -95,7 +93,6 @@ def _float_assembly(text: str) -> str:
 
 E2M1_FLOAT16 = tl.constexpr(_float_assembly(E2M1))
 LEVELS_FLOAT16 = tl.constexpr(_float_assembly(LOOK_UP))
-LEVELS_CONSTRAINTS = tl.constexpr("=r,=r,=r,=r,r" + 16 * ",r")
 
 
 @triton.jit
@@ -144,57 +141,35 @@ def half_groups(
     code, and of BLOCKS the code's e2m1 value.
     """
     shift = (tl.arange(0, GROUP // 2) // (GROUP // 8))[None, :]
-    if FORM != INTEGER and PTX:
-        if FORM == BLOCKS:
-            low, high = tl.inline_asm_elementwise(
-                E2M1_FLOAT16, "=r,=r,=r,=r,r", [word], dtype=(tl.float16, tl.float16), is_pure=True, pack=4
-            )
+    # All four bytes have one shift; as bytes, they would have to be cut out of their register again.
+    wide = [word, fifth, shift.to(tl.int32)]
+    if PTX and tl.int8 == OPERAND:
+        # Triton takes the types of the results as they are written here, and no constants for them.
+        if BITS == 4:
+            low, high = tl.inline_asm_elementwise(INT4_INTEGER, "=r,=r,r", [word], (tl.int8, tl.int8), True, 4)
         else:
+            low, high = tl.inline_asm_elementwise(INT5_INTEGER, "=r,=r,r,r,r,r,r,r", wide, (tl.int8, tl.int8), True, 4)
+    elif PTX:
+        if FORM == LEVELS:
             table = levels.to(tl.pointer_type(tl.int32))
-            low, high = tl.inline_asm_elementwise(
-                LEVELS_FLOAT16,
-                LEVELS_CONSTRAINTS,
-                [word, tl.load(table), tl.load(table + 1), tl.load(table + 2), tl.load(table + 3)],
-                dtype=(tl.float16, tl.float16),
-                is_pure=True,
-                pack=4,
-            )
+            wide = [word, tl.load(table), tl.load(table + 1), tl.load(table + 2), tl.load(table + 3)]
+            text: tl.constexpr = LEVELS_FLOAT16
+            inputs: tl.constexpr = ",r" * 17
+        elif BITS == 5:
+            text: tl.constexpr = INT5_FLOAT16
+            inputs: tl.constexpr = ",r" * 6
+        else:
+            wide = [word]
+            text: tl.constexpr = E2M1_FLOAT16 if FORM == BLOCKS else INT4_FLOAT16
+            inputs: tl.constexpr = ",r"
+        low, high = tl.inline_asm_elementwise(
+            text, "=r,=r,=r,=r" + inputs, wide, (tl.float16, tl.float16), is_pure=True, pack=4
+        )
     elif FORM == LEVELS:
         low = tl.load(levels + (word & 15).to(tl.int32)).to(OPERAND)
         high = tl.load(levels + (word >> 4).to(tl.int32)).to(OPERAND)
     elif FORM == BLOCKS:
         low, high = e2m1_value(word & 15, OPERAND), e2m1_value(word >> 4, OPERAND)
-    elif PTX:
-        # All four bytes have one shift; as bytes, they would have to be cut out of their register again.
-        shift = shift.to(tl.int32)
-        if BITS == 4:
-            if tl.int8 == OPERAND:
-                low, high = tl.inline_asm_elementwise(
-                    INT4_INTEGER, "=r,=r,r", [word], dtype=(tl.int8, tl.int8), is_pure=True, pack=4
-                )
-            else:
-                low, high = tl.inline_asm_elementwise(
-                    INT4_FLOAT16, "=r,=r,=r,=r,r", [word], dtype=(tl.float16, tl.float16), is_pure=True, pack=4
-                )
-        else:
-            if tl.int8 == OPERAND:
-                low, high = tl.inline_asm_elementwise(
-                    INT5_INTEGER,
-                    "=r,=r,r,r,r,r,r,r",
-                    [word, fifth, shift],
-                    dtype=(tl.int8, tl.int8),
-                    is_pure=True,
-                    pack=4,
-                )
-            else:
-                low, high = tl.inline_asm_elementwise(
-                    INT5_FLOAT16,
-                    "=r,=r,=r,=r,r,r,r,r,r,r",
-                    [word, fifth, shift],
-                    dtype=(tl.float16, tl.float16),
-                    is_pure=True,
-                    pack=4,
-                )
     else:
         low = (word & 15).to(tl.int32)
         high = (word >> 4).to(tl.int32)

@@ -12,6 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
+from paroquant_gfx1201.errors import PluginError
 from paroquant_gfx1201.formats.mxfp4 import Mxfp4Projection
 from paroquant_gfx1201.formats.projection import Projection
 from paroquant_gfx1201.kernels.triton.unpack import BLOCKS, INTEGER, LEVELS
@@ -53,8 +54,8 @@ class PackedWeight:
 
     @property
     def is_integer(self) -> bool:
-        """Whether codes are integers."""
-        return self.form in ("int4", "int5")
+        """Whether codes are integers, and not names of e4m3 values, which take e4m3 rows."""
+        return FORMS[self.form] == INTEGER.value
 
     @property
     def groups(self) -> int:
@@ -85,6 +86,14 @@ class PackedWeight:
         """A copy on ``device``."""
         moved = (tensor.to(device) for tensor in (self.nibbles, self.plane, self.steps, self.levels))
         return PackedWeight(*moved, self.form)
+
+
+def require_fit(codes: torch.Tensor, weight: PackedWeight) -> None:
+    """Raises PluginError for rows of another K, and for int8 rows where the weight's codes are no integers."""
+    if codes.shape[1] != weight.inputs:
+        raise PluginError(f"the weight has K={weight.inputs}, the rows have K={codes.shape[1]}")
+    if codes.dtype == torch.int8 and not weight.is_integer:
+        raise PluginError(f"{weight.form} weights are e4m3 values: the rows must be e4m3 too")
 
 
 def pack_codes(
@@ -142,12 +151,12 @@ def inline_ptx(device: torch.device) -> bool:
     )
 
 
-def operand(codes: torch.dtype, is_integer: bool = True) -> tl.dtype:
+def operand(codes: torch.dtype) -> tl.dtype:
     """What rows of ``codes`` are multiplied as: the narrowest type that holds them and the weight codes exactly.
 
-    f32 for e4m3 rows, and where weight codes are no integers, in the interpreter.
+    f32 for e4m3 rows in the interpreter.
     """
-    if codes == torch.int8 and is_integer:
+    if codes == torch.int8:
         return tl.int8
     return tl.float32 if INTERPRETED else tl.float16
 
