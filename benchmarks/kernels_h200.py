@@ -24,6 +24,7 @@ import torch
 import triton
 
 from benchmarks.kernel_checks import (
+    APART,
     CUDA,
     check_gemms,
     check_producers,
@@ -43,10 +44,9 @@ PEER_ROWS = (1, 8, 64, 2048)
 PROCESSES = 16
 MODES = list(itertools.product(("int8", "e4m3"), ("group", "token")))
 # The plugin has int8 rows for codes that are integers alone.
+WEIGHTS = [*weights.MIDPOINTS, APART]
 FORMS = [
-    (form, mode)
-    for form, mode in itertools.product(weights.MIDPOINTS, MODES)
-    if form in ("int4", "int5") or mode[0] == "e4m3"
+    (form, mode) for form, mode in itertools.product(WEIGHTS, MODES) if form in ("int4", "int5") or mode[0] == "e4m3"
 ]
 PRODUCER_SHAPES = [(128, 128), (576, 64), (5120, 128), (8704, 128), (17408, 128)]
 GEMM_SHAPES = [(576, 64, 224), (640, 128, 48), (5120, 128, 17408)]
@@ -119,7 +119,7 @@ def measure() -> dict[str, object]:
         x = torch.randn(count, INPUTS, device=CUDA).bfloat16()
         peer[count] = timed_both(lambda x=x: x @ dense.T, flush)
         cells.append({"kernel": "torch.matmul bf16", "M": count, **peer[count]})
-    for form in weights.MIDPOINTS:
+    for form in WEIGHTS:
         packed, _ = random_weight(INPUTS, GROUP, OUTPUTS, form)
         modes = [mode for kind, mode in FORMS if kind == form]
         for element, count in itertools.product(dict(modes), (1, 8, 64)):

@@ -11,8 +11,8 @@ from paroquant_gfx1201.formats.mxfp4 import BLOCK, Mxfp4Projection, Mxfp4Spec
 from paroquant_gfx1201.formats.projection import Projection
 from paroquant_gfx1201.formats.spec import FormatSpec
 from paroquant_gfx1201.kernels import simt
+from paroquant_gfx1201.kernels.folded import MOST_APART
 from paroquant_gfx1201.kernels.hip import codeobject
-from paroquant_gfx1201.kernels.hip.folded import MOST_APART
 from paroquant_gfx1201.kernels.hip.launch import SOURCES
 from paroquant_gfx1201.kernels.hip.layout import Rotations
 from paroquant_gfx1201.kernels.hip.weights import filled

@@ -7,9 +7,9 @@ import torch
 
 from paroquant_gfx1201.formats.mxfp4 import Mxfp4Projection, Mxfp4Spec
 from paroquant_gfx1201.kernels import simt
+from paroquant_gfx1201.kernels.folded import BIAS, LIFT, MOST_APART, farthest
 from paroquant_gfx1201.kernels.hip import weights
 from paroquant_gfx1201.kernels.hip.decode import decode
-from paroquant_gfx1201.kernels.hip.folded import BIAS, LIFT, MOST_APART, farthest
 from paroquant_gfx1201.kernels.hip.prefill import prefill
 from paroquant_gfx1201.kernels.hip.rows import to_tiles
 from tests.plugin.hip_cases import needs_emulation, only, random_codes

@@ -13,7 +13,7 @@ triton = pytest.importorskip("triton")
 import triton.language as tl  # noqa: E402
 from triton.backends.compiler import GPUTarget  # noqa: E402
 
-from paroquant_gfx1201.kernels.triton import decode, decode_tiles, prefill, producer, weights  # noqa: E402
+from paroquant_gfx1201.kernels.triton import decode, decode_tiles, prefill, prefill_tiles, producer, weights  # noqa: E402
 from tests.plugin import ahead  # noqa: E402
 
 pytestmark = pytest.mark.skipif(weights.INTERPRETED, reason="Triton interprets kernels in this process")
@@ -33,6 +33,7 @@ POINTERS = {
     "plane": "*u8",
     "steps": "*i32",
     "levels": "*fp8e4nv",
+    "tops": "*u8",
     "y": "*bf16",
     "partial": "*fp32",
     "arrived": "*i32",
@@ -67,8 +68,8 @@ def test_decode_multiplies_with_wmma_and_spills_nothing(rows: str, form: str, co
     constants = {
         "GROUP": 64 if form == "mxfp4" else group, "ROW_GROUP": group, "BITS": 5 if form == "int5" else 4,
         "FORM": weights.FORMS[form], "MIDPOINT": weights.MIDPOINTS[form], "OPERAND": ROWS[rows],
-        "BLOCK_M": count, "BLOCK_N": tiles.outputs, "SPLITS": tiles.programs, "STAGES": tiles.stages, "TOGETHER": tiles.together, "WIDTH": tiles.width,
-        "PTX": False,
+        "BLOCK_M": count, "BLOCK_N": tiles.outputs, "SPLITS": tiles.programs, "STAGES": tiles.stages,
+        "TOGETHER": tiles.together, "WIDTH": tiles.width, "PTX": False,
     }  # fmt: skip
     types = {"codes": f"*{rows}"} | ({"steps": "*i16"} if form == "mxfp4" else {})
     assembly = compiled(decode.decode_kernel, constants, tiles.warps, tiles.stages, types)
@@ -77,18 +78,18 @@ def test_decode_multiplies_with_wmma_and_spills_nothing(rows: str, form: str, co
 
 @pytest.mark.parametrize("group", [64, 128])
 @pytest.mark.parametrize("per_group", [True, False])
-@pytest.mark.parametrize(("form", "rows"), FITTING)
+@pytest.mark.parametrize(("form", "rows"), [*FITTING, ("folded", "fp8e4nv")])
 def test_prefill_multiplies_in_the_type_of_the_rows_or_in_bf16_and_spills_nothing(
     rows: str, form: str, per_group: bool, group: int
 ) -> None:
-    tiles = prefill.HIP_TILES
-    stepped = form != "mxfp4"
+    tiles = prefill_tiles.HIP_TILES
+    stepped = form not in ("mxfp4", "folded")
     expanded = "bf16" if form == "mxfp4" else rows
-    size = group if stepped else 64
+    size = 64 if form == "mxfp4" else group
     constants = {
         "GROUP": size, "ROW_GROUP": group, "CENTRED": form != "int4-lloyd" and (rows, form) != ("fp8e4nv", "int5"),
-        "STEPPED": stepped, "TERM": tl.bfloat16, "PER_GROUP": per_group, "BLOCK_M": tiles.rows,
-        "BLOCK_N": tiles.outputs, "STAGES": tiles.stages,
+        "STEPPED": stepped, "FOLDED": form == "folded", "TERM": tl.bfloat16, "PER_GROUP": per_group,
+        "BLOCK_M": tiles.rows, "BLOCK_N": tiles.outputs, "STAGES": tiles.stages,
     }  # fmt: skip
     types = {
         "codes": f"tensordesc<{rows}[{tiles.rows},{size}]>",
@@ -109,12 +110,13 @@ def test_prefill_multiplies_in_the_type_of_the_rows_or_in_bf16_and_spills_nothin
         ("int5", "fp8e4nv", "i32"),
         ("int4-lloyd", "fp8e4nv", "i32"),
         ("mxfp4", "i16", "i16"),
+        ("mxfp4", "fp8e4nv", "i16"),
     ],
 )
 def test_expanding_weights_spills_nothing(form: str, to: str, steps: str) -> None:
     constants = {
-        "GROUP": 64 if form == "mxfp4" else 128, "BITS": 5 if form == "int5" else 4, "FORM": weights.FORMS[form],
-        "CENTRED": to == "i8" or form == "int4",
+        "GROUP": 64 if form == "mxfp4" else 128, "SIZE": 128, "BITS": 5 if form == "int5" else 4,
+        "FORM": weights.FORMS[form], "CENTRED": to == "i8" or form == "int4",
         "WIDE": ROWS["i8" if to == "i8" else "fp8e4nv"], "BLOCK_N": 64, "PTX": False,
     }  # fmt: skip
     compiled(prefill.expand_kernel, constants, 2, 1, {"expanded": f"*{to}", "steps": f"*{steps}"})

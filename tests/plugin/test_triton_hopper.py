@@ -25,19 +25,31 @@ def described(kind: str, block: list[int], swizzle: int, bits: int = 8) -> str:
     return f"tensordesc<{kind}{block},{layout!r}>".replace(" ", "")
 
 
-@pytest.mark.parametrize("rows", list(PRODUCTS))
-@pytest.mark.parametrize("bits", [4, 5])
+@pytest.mark.parametrize(
+    ("form", "rows"),
+    [
+        ("int4", "i8"),
+        ("int5", "i8"),
+        ("int4", "fp8e4nv"),
+        ("int5", "fp8e4nv"),
+        ("int4-lloyd", "fp8e4nv"),
+        ("mxfp4", "fp8e4nv"),
+    ],
+)
 @pytest.mark.parametrize("count", [8, 64])
-def test_decode_multiplies_with_wgmma_and_its_programs_fit_the_multiprocessor(rows: str, bits: int, count: int) -> None:
-    tiles = hopper_decode.tiles_for(count, bits)
+def test_decode_multiplies_with_wgmma_and_its_programs_fit_the_multiprocessor(form: str, rows: str, count: int) -> None:
+    bits = 5 if form == "int5" else 4
+    tiles = hopper_decode.tiles_for(count, form)
     constants = {
-        "BITS": bits, "BLOCK_M": count, "BLOCK_N": tiles.outputs, "STAGES": tiles.stages, "num_warps": tiles.warps,
+        "BITS": bits, "FORM": weights.FORMS[form], "MIDPOINT": weights.MIDPOINTS[form],
+        "BLOCK_M": count, "BLOCK_N": tiles.outputs, "STAGES": tiles.stages, "num_warps": tiles.warps,
     }  # fmt: skip
+    blocks = form == "mxfp4"
     types = {
-        "nibbles": described("u8", [tiles.outputs // 2, 128], 128),
+        "nibbles": described("u8", [tiles.outputs // (4 if blocks else 2), 128], 128),
         "plane": described("u8", [tiles.outputs // 8, 128], 0),
-        "steps": described("i32", [tiles.outputs], 0, 32),
-        "codes": described(rows, [count, 128], 128),
+        "steps": described("i16", [tiles.outputs], 0, 16) if blocks else described("i32", [tiles.outputs], 0, 32),
+        "levels": "*fp8e4nv", "tops": "*u8", "codes": described(rows, [count, 128], 128),
         "row_scales": "*fp32", "row_sums": "*fp32", "y": "*bf16", "partial": "*fp32", "arrived": "*i32",
     }  # fmt: skip
     kernel = hopper_decode.hopper_decode_kernel

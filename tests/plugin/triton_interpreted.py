@@ -9,9 +9,10 @@ import torch
 
 from paroquant_gfx1201 import reference, rotation
 from paroquant_gfx1201.errors import PluginError
+from paroquant_gfx1201.formats import fp4
 from paroquant_gfx1201.formats.mxfp4 import Mxfp4Projection
 from paroquant_gfx1201.formats.projection import Projection
-from paroquant_gfx1201.kernels.triton import decode, decode_tiles, prefill, producer, weights
+from paroquant_gfx1201.kernels.triton import decode, decode_tiles, prefill, prefill_tiles, producer, weights
 from paroquant_gfx1201.kernels.triton.linear import TritonLinear
 from paroquant_gfx1201.modes import Band, Mode
 from paroquant_gfx1201.paths import BandedLinear, Weights
@@ -19,7 +20,7 @@ from tests.plugin.conftest import random_projection, relative
 from tests.plugin.hip_cases import random_codes
 
 INTEGERS = [("int4", 64), ("int5", 64)]
-VALUES = [("int4-lloyd", 64), ("int4-lloyd", 128), ("mxfp4", 64), ("mxfp4", 128)]
+VALUES = [(form, size) for form in ("int4-lloyd", "mxfp4", "folded") for size in (64, 128)]
 FITTING = [(*form, "int8") for form in INTEGERS] + [(*form, "e4m3") for form in INTEGERS + VALUES]
 """Weights, their rows' group size, and the rows that they are multiplied by."""
 FLOAT32_FLOOR = 2e-6
@@ -130,6 +131,28 @@ def test_blocks_of_every_exponent_expand_to_what_they_are_worth() -> None:
     assert torch.equal(expanded.transpose(1, 2).flatten(0, 1).float(), projection.dequantize())
 
 
+def test_exponents_that_lie_close_fold_into_e4m3_for_each_output() -> None:
+    made = random_codes("folded", 320, 6, 64, 0)
+    codes, exponents = made.codes.clone(), made.exponents.clone()
+    # As far apart as they may be, at both ends of e8m0, for every code; and a block of zeros beyond them.
+    codes[0, :32] = torch.arange(32) % 16
+    codes[0, 32:64] = torch.arange(32) % 16
+    exponents[0], exponents[0, 1] = 12, 0
+    exponents[1], exponents[1, 3] = 254, 242
+    codes[2, 64:96], exponents[2, 2] = torch.tensor([0, 8]).repeat(16), 255
+    projection = Mxfp4Projection(made.spec, codes, exponents)
+    packed = weights.pack(projection)
+    expanded = prefill.expand(packed, torch.float8_e4m3fn, 64)
+    assert expanded.dtype == torch.float8_e4m3fn
+    lifted = expanded.transpose(1, 2).flatten(0, 1).double() * 2.0 ** (packed.tops.double() - 133)
+    exact = fp4.decode_e2m1(codes).double().unflatten(1, (-1, 32))
+    exact *= 2.0 ** (exponents.double().clamp(max=254) - 127).unsqueeze(-1)
+    assert torch.equal(lifted, exact.flatten(1).T)
+    apart = exponents.clone()
+    apart[3, 0] = apart[3].max() - 13
+    assert not weights.pack(Mxfp4Projection(made.spec, codes, apart)).is_folded
+
+
 def test_every_centred_int4_and_every_int5_code_less_its_midpoint_is_an_e4m3_value() -> None:
     codes = torch.arange(-16, 17).float()
     assert torch.equal(codes.to(torch.float8_e4m3fn).float(), codes)
@@ -165,7 +188,7 @@ def test_prefill_is_float64_of_the_same_codes(name: str, size: int, element: str
     prepared = reference.prepare(projection)
     rows = rows_for(projection, 70, element, granularity)
     expected = reference.same_codes(as_reference(rows), prepared.weight, prepared.offsets)
-    tiles = prefill.PrefillTiles(64, 64, 4, 2)
+    tiles = prefill_tiles.PrefillTiles(64, 64, 4, 2)
     packed = weights.pack(projection)
     actual = prefill.prefill(rows, packed, torch.float32, tiles)
     kept = prefill.keeps_zero_points(packed, rows.codes.dtype)
@@ -190,7 +213,7 @@ def test_decode_refuses_rows_with_one_scale_per_token() -> None:
 @pytest.mark.parametrize("multiply", [decode.decode, prefill.prefill])
 def test_int8_rows_are_refused_by_weights_that_are_e4m3_values(name: str, size: int, multiply) -> None:
     projection = random_codes(name, 3 * size, 96, size, 0)
-    with pytest.raises(PluginError, match=f"{name} weights are e4m3 values: the rows must be e4m3 too"):
+    with pytest.raises(PluginError, match=r"(int4-lloyd|mxfp4) weights are e4m3 values: the rows must be e4m3 too"):
         multiply(rows_for(projection, 2, "int8", "group"), weights.pack(projection))
 
 

@@ -14,7 +14,7 @@ from torch.nn.functional import pad
 from paroquant_gfx1201.errors import PluginError
 from paroquant_gfx1201.formats.mxfp4 import BLOCK, Mxfp4Projection
 from paroquant_gfx1201.formats.projection import Projection
-from paroquant_gfx1201.kernels.hip.folded import MOST_APART, farthest, fold
+from paroquant_gfx1201.kernels.folded import MOST_APART, farthest, fold
 
 TILE = 32
 """Outputs of a workgroup: each projection is filled up to a multiple of it with outputs of scale 0."""

@@ -241,14 +241,14 @@ def _counters(device: torch.device, tiles: int) -> torch.Tensor:
 
 
 def on_hopper(rows: QuantizedRows, weight: PackedWeight) -> bool:
-    """Whether ``hopper_decode`` takes the product: groups of 128, 8-bit rows with a scale per group."""
+    """Whether ``hopper_decode`` takes the product: groups of 128, rows with a scale per group, and MXFP4 if folded."""
     device = rows.codes.device
     return (
         device.type == "cuda"
         and torch.version.cuda is not None
         and torch.cuda.get_device_capability(device) == (9, 0)
-        and weight.group_size == 128
-        and weight.is_integer
+        and (weight.group_size == 128 or weight.is_folded)
+        and weight.inputs == 128 * len(rows.row_sums)
         and weight.outputs % 16 == 0
         and rows.granularity == "group"
     )

@@ -21,10 +21,12 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from paroquant_gfx1201.kernels.triton.hopper_unpack import fragment_layout, unpack
+from paroquant_gfx1201.kernels.folded import LIFT
+from paroquant_gfx1201.kernels.triton.hopper_unpack import BLOCKS, LEVELS, unpack_blocks, unpack_codes
 from paroquant_gfx1201.kernels.triton.producer import QuantizedRows
-from paroquant_gfx1201.kernels.triton.weights import PackedWeight, processors
+from paroquant_gfx1201.kernels.triton.weights import FORMS, PackedWeight, processors
 
+DROP = gl.constexpr(2.0**-LIFT)
 # Renamed after Triton 3.6.
 barrier = getattr(gl, "thread_barrier", None) or gl.barrier
 copy_block = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
@@ -50,7 +52,7 @@ def step_ring(slot, phase, STAGES: gl.constexpr):
 def load_partition(
     nibbles, plane, steps, codes, words, fifths, scales, rows, sums, factors, full, empty,
     row_scales, row_sums, M, N, groups,
-    BITS: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
+    BITS: gl.constexpr, PARTS: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """Copies the program's units into the ring, the last tile first."""
     lanes: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
@@ -67,20 +69,22 @@ def load_partition(
             copy_values(sums.index(slot), row_sums + group * M + row, mask=row < M)
             copy_values(factors.index(slot), row_scales + group * M + row, mask=row < M)
             async_copy.mbarrier_arrive(ready)
-            place = group * N + tile * BLOCK_N
             mbarrier.expect(ready, BLOCK_N * (68 + 16 * (BITS - 4)) + BLOCK_M * 128)
-            copy_block(nibbles, [place // 2, 0], ready, words.index(slot))
+            for part in gl.static_range(PARTS):
+                place = (group * PARTS + part) * N + tile * BLOCK_N
+                copy_block(nibbles, [place // (2 * PARTS), 0], ready, words.index(slot * PARTS + part))
+                copy_block(steps, [place], ready, scales.index(slot * PARTS + part))
             if BITS == 5:
-                copy_block(plane, [place // 8, 0], ready, fifths.index(slot))
-            copy_block(steps, [place], ready, scales.index(slot))
+                copy_block(plane, [(group * N + tile * BLOCK_N) // 8, 0], ready, fifths.index(slot))
             copy_block(codes, [0, group * 128], ready, rows.index(slot))
             slot, phase = step_ring(slot, phase, STAGES)
 
 
 @gluon.jit
 def multiply_partition(
-    words, fifths, scales, rows, sums, factors, full, empty, y, partial, arrived, M, N, groups,
-    BITS: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, WARPS: gl.constexpr,
+    words, fifths, scales, levels, tops, rows, sums, factors, full, empty, y, partial, arrived, M, N, groups,
+    BITS: gl.constexpr, FORM: gl.constexpr, MIDPOINT: gl.constexpr,
+    BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, WARPS: gl.constexpr,
 ):  # fmt: skip
     """Multiplies what arrives. A tile is finished by the program that has its last group.
 
@@ -90,7 +94,6 @@ def multiply_partition(
     INTEGER: gl.constexpr = rows.dtype == gl.int8
     sums_of: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, BLOCK_M, 32])
     operand: gl.constexpr = gl.DotOperandLayout(0, sums_of, 4)
-    fragment: gl.constexpr = fragment_layout(BLOCK_N, WARPS)
     row_layout: gl.constexpr = gl.SliceLayout(0, sums_of)
     column_layout: gl.constexpr = gl.SliceLayout(1, sums_of)
     line_layout: gl.constexpr = gl.BlockedLayout([8, 1], [BLOCK_N // 8, 256 // BLOCK_N], [1, WARPS], [0, 1])
@@ -101,9 +104,10 @@ def multiply_partition(
     by_column = (column & 7) * 8 + ((column >> 4) & (WARPS - 1)) * 64
     by_column += ((column >> 3) & 1) * (64 * WARPS) + column // (16 * WARPS) * (128 * WARPS)
     place = gl.expand_dims((row & 7) + (row >> 3) * (8 * BLOCK_N), 0) + gl.expand_dims(by_column, 1)
-    eighth = gl.arange(0, 4, gl.SliceLayout(1, gl.SliceLayout(0, fragment)))
-    eighths = gl.expand_dims(gl.expand_dims(eighth, 1), 0) + gl.full([BLOCK_N, 4, 16], 0, gl.int32, fragment)
-    shift = gl.convert_layout(eighths.reshape([BLOCK_N, 64]), operand, assert_trivial=True)
+    one, two, three, four = begin, begin, begin, begin
+    if FORM == LEVELS:
+        table = levels.to(gl.pointer_type(gl.int32), bitcast=True)
+        one, two, three, four = gl.load(table), gl.load(table + 1), gl.load(table + 2), gl.load(table + 3)
     none = gl.full([BLOCK_N, BLOCK_M], 0, gl.int32 if INTEGER else gl.float32, sums_of)
 
     slot, phase = begin * 0, begin * 0
@@ -112,33 +116,40 @@ def multiply_partition(
         tile = last - back
         start, stop = gl.maximum(begin - tile * groups, 0), gl.minimum(end - tile * groups, groups)
         total = gl.full([BLOCK_N, BLOCK_M], 0.0, gl.float32, sums_of)
+        top = begin
+        if FORM == BLOCKS:
+            output = tile * BLOCK_N + gl.arange(0, BLOCK_N, gl.SliceLayout(1, operand))
+            top = gl.load(tops + output, mask=output < N, other=0).to(gl.int32)
         for _ in range(start, stop):
             mbarrier.wait(full.index(slot), phase)
-            word = words.index(slot).reshape([BLOCK_N, 64]).load(operand)
-            fifth = word
-            if BITS == 5:
-                whole = fifths.index(slot).reshape([BLOCK_N, 16])
-                bits, _ = gl.broadcast(gl.expand_dims(whole.load(gl.SliceLayout(1, fragment)), 1), eighths)
-                fifth = gl.convert_layout(bits.reshape([BLOCK_N, 64]), operand, assert_trivial=True)
-            step = scales.index(slot).load(column_layout)
-            low, high = unpack(word, fifth, shift, BITS, INTEGER)
-            if not INTEGER:
-                low = low.to(gl.float8e4nv, bitcast=True)
-                high = high.to(gl.float8e4nv, bitcast=True)
-            # A thread's registers in another order, which costs nothing.
-            both = gl.convert_layout(gl.join(low, high).permute(0, 2, 1).reshape([BLOCK_N, 128]), operand)
+            if FORM == BLOCKS:
+                both = unpack_blocks(words, scales, slot, top, operand)
+            else:
+                both = unpack_codes(words, fifths, slot, one, two, three, four, BITS, FORM, INTEGER, operand)
             dots = warpgroup_mma(both, rows.index(slot).permute((1, 0)), none, use_acc=False, is_async=True)
-            scale = (step & 0xFFFF).to(gl.int16).to(gl.float16, bitcast=True).to(gl.float32)
-            zero = (step >> 16).to(gl.float32)
             row_sum, row_scale = sums.index(slot).load(row_layout), factors.index(slot).load(row_layout)
+            step = begin
+            if FORM != BLOCKS:
+                step = scales.index(slot).load(column_layout)
             dots = warpgroup_mma_wait(0, [dots])
             mbarrier.arrive(empty.index(slot), count=1)
-            if not INTEGER:
-                zero = (zero - (1 << (BITS - 1))) * 0.001953125
-                scale = scale * 512.0
-            centred = dots.to(gl.float32) - gl.expand_dims(zero, 1) * gl.expand_dims(row_sum, 0)
-            total += centred * (gl.expand_dims(scale, 1) * gl.expand_dims(row_scale, 0))
+            if FORM == BLOCKS:
+                total += dots * gl.expand_dims(row_scale, 0)
+            else:
+                scale = (step & 0xFFFF).to(gl.int16).to(gl.float16, bitcast=True).to(gl.float32)
+                zero = (step >> 16).to(gl.float32)
+                if not INTEGER:
+                    # e4m3 bytes of integers are 512 times less.
+                    unit: gl.constexpr = 1.0 if FORM == LEVELS else 512.0
+                    zero = (zero - MIDPOINT) * (1.0 / unit)
+                    scale = scale * unit
+                centred = dots.to(gl.float32) - gl.expand_dims(zero, 1) * gl.expand_dims(row_sum, 0)
+                total += centred * (gl.expand_dims(scale, 1) * gl.expand_dims(row_scale, 0))
             slot, phase = step_ring(slot, phase, STAGES)
+        if FORM == BLOCKS:
+            biased = gl.convert_layout(top, column_layout)
+            lifted = gl.where(biased == 0, 0x00400000, biased << 23).to(gl.float32, bitcast=True)
+            total = total * DROP * gl.expand_dims(lifted, 1)
         if stop < groups:
             gl.store(partial + gl.program_id(0) * (BLOCK_N * BLOCK_M) + place, total)
             # Every thread's part must be written before the program counts as arrived.
@@ -170,6 +181,8 @@ def hopper_decode_kernel(
     nibbles,
     plane,
     steps,
+    levels,
+    tops,
     codes,
     row_scales,
     row_sums,
@@ -180,6 +193,8 @@ def hopper_decode_kernel(
     N,
     groups,
     BITS: gl.constexpr,
+    FORM: gl.constexpr,
+    MIDPOINT: gl.constexpr,
     BLOCK_M: gl.constexpr,
     BLOCK_N: gl.constexpr,
     STAGES: gl.constexpr,
@@ -187,12 +202,14 @@ def hopper_decode_kernel(
 ):
     """Each program has an equal share of the groups of all tiles of outputs.
 
-    nibbles [G * N / 2, 128], plane [G * N / 8, 128], steps [G * N] and codes [M, K] are tensor descriptors.
+    nibbles [K * N / 256, 128], plane [G * N / 8, 128], steps [G * N] and codes [M, K] are tensor descriptors.
     partial f32 [programs, BLOCK_N * BLOCK_M].
     """
-    words = gl.allocate_shared_memory(gl.uint8, [STAGES, BLOCK_N // 2, 128], nibbles.layout)
+    # MXFP4 is packed in groups of 64.
+    PARTS: gl.constexpr = 2 if FORM == BLOCKS else 1
+    words = gl.allocate_shared_memory(gl.uint8, [STAGES * PARTS, BLOCK_N // (2 * PARTS), 128], nibbles.layout)
     fifths = gl.allocate_shared_memory(gl.uint8, [STAGES if BITS == 5 else 1, BLOCK_N // 8, 128], plane.layout)
-    scales = gl.allocate_shared_memory(gl.int32, [STAGES, BLOCK_N], steps.layout)
+    scales = gl.allocate_shared_memory(steps.dtype, [STAGES * PARTS, BLOCK_N], steps.layout)
     rows = gl.allocate_shared_memory(codes.dtype, [STAGES, BLOCK_M, 128], codes.layout)
     factors_layout: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     sums = gl.allocate_shared_memory(gl.float32, [STAGES, BLOCK_M], factors_layout)
@@ -206,13 +223,13 @@ def hopper_decode_kernel(
         [
             (
                 multiply_partition,
-                (words, fifths, scales, rows, sums, factors, full, empty, y, partial, arrived, M, N, groups,
-                 BITS, BLOCK_M, BLOCK_N, STAGES, num_warps),
+                (words, fifths, scales, levels, tops, rows, sums, factors, full, empty, y, partial, arrived,
+                 M, N, groups, BITS, FORM, MIDPOINT, BLOCK_M, BLOCK_N, STAGES, num_warps),
             ),
             (
                 load_partition,
                 (nibbles, plane, steps, codes, words, fifths, scales, rows, sums, factors,
-                 full, empty, row_scales, row_sums, M, N, groups, BITS, BLOCK_M, BLOCK_N, STAGES),
+                 full, empty, row_scales, row_sums, M, N, groups, BITS, PARTS, BLOCK_M, BLOCK_N, STAGES),
             ),
         ],
         [1],
@@ -234,11 +251,11 @@ class HopperTiles:
     registers: int
 
 
-def tiles_for(rows: int, bits: int) -> HopperTiles:
+def tiles_for(rows: int, form: str) -> HopperTiles:
     """The fastest on an H200 (docs/benchmarks.md)."""
     if rows <= 32:
-        return HopperTiles(64, 4, 4, 3, 80)
-    return HopperTiles(64, 4, 5, 3, 80) if bits == 5 else HopperTiles(64, 4, 7, 2, 128)
+        return HopperTiles(64, 4, 4 if form in ("int4", "int5") else 6, 3, 80)
+    return HopperTiles(64, 4, 5, 3, 80) if form in ("int5", "int4-lloyd") else HopperTiles(64, 4, 7, 2, 128)
 
 
 def described(tensor: torch.Tensor, block: list[int], swizzle: int) -> TensorDescriptor:
@@ -258,20 +275,21 @@ def multiply(
 ) -> torch.Tensor:
     """y [M, N] of ``dtype``. ``counters``: int32, a zero for each tile of outputs, which it is left at."""
     count, device = len(rows.codes), rows.codes.device
-    tiles = tiles or tiles_for(count, weight.bits)
+    tiles = tiles or tiles_for(count, weight.form)
     block_m = max(8, triton.next_power_of_2(count))
     blocks = triton.cdiv(weight.outputs, tiles.outputs)
-    programs = min(tiles.programs * processors(device), blocks * weight.groups)
+    groups, parts = weight.inputs // 128, 128 // weight.group_size
+    programs = min(tiles.programs * processors(device), blocks * groups)
     y = torch.empty(count, weight.outputs, dtype=dtype, device=device)
     partial = torch.empty(programs * tiles.outputs * block_m, dtype=torch.float32, device=device)
     plane = weight.plane if weight.bits == 5 else weight.nibbles
     hopper_decode_kernel[(programs,)](
-        described(weight.nibbles.view(-1, 128), [tiles.outputs // 2, 128], 128),
+        described(weight.nibbles.view(-1, 128), [tiles.outputs // (2 * parts), 128], 128),
         described(plane.view(-1, 128), [tiles.outputs // 8, 128], 0),
         described(weight.steps.view(-1), [tiles.outputs], 0),
-        described(rows.codes, [block_m, 128], 128),
-        rows.scales, rows.row_sums, y, partial, counters(device, blocks), count, weight.outputs, weight.groups,
-        BITS=weight.bits, BLOCK_M=block_m, BLOCK_N=tiles.outputs, STAGES=tiles.stages,
-        num_warps=tiles.warps, maxnreg=tiles.registers,
+        weight.levels, weight.tops, described(rows.codes, [block_m, 128], 128),
+        rows.scales, rows.row_sums, y, partial, counters(device, blocks), count, weight.outputs, groups,
+        BITS=weight.bits, FORM=FORMS[weight.form], MIDPOINT=weight.midpoint,
+        BLOCK_M=block_m, BLOCK_N=tiles.outputs, STAGES=tiles.stages, num_warps=tiles.warps, maxnreg=tiles.registers,
     )  # fmt: skip
     return y

@@ -1,19 +1,19 @@
 """Prefill GEMM: many tokens, so that the time is the matrix unit's.
 
 The weights are first expanded to what the rows are multiplied by, one pass over the packed weight: int8 with the zero
-points subtracted, e4m3, or bf16 where the rows' own type does not hold the weights. All are exact. Then one dot per
-group, folded in f32 by both scales. Tiles are read through tensor descriptors: the bulk copy engine on Hopper, plain
+points subtracted, e4m3, or bf16 where e4m3 does not hold MXFP4. All are exact. Then one dot per group, folded in f32 by
+both scales. Tiles are read through tensor descriptors: the bulk copy engine on Hopper, plain
 loads elsewhere.
 """
-
-from dataclasses import dataclass
 
 import torch
 import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from paroquant_gfx1201.kernels.folded import BIAS, LIFT
 from paroquant_gfx1201.kernels.triton.encoding import encode_e4m3, round_bfloat16
+from paroquant_gfx1201.kernels.triton.prefill_tiles import PrefillTiles, tiles_for
 from paroquant_gfx1201.kernels.triton.producer import QuantizedRows, widened
 from paroquant_gfx1201.kernels.triton.unpack import (
     BLOCKS,
@@ -33,6 +33,9 @@ from paroquant_gfx1201.kernels.triton.weights import (
 )
 
 BLOCK_TERMS = tl.constexpr(64)
+LIFTED = tl.constexpr(BIAS + LIFT)
+"""e8m0 exponent of a block that has its output's largest, in e4m3."""
+DROP = tl.constexpr(2.0**-LIFT)
 
 
 @triton.jit
@@ -41,9 +44,11 @@ def expand_kernel(
     plane,
     steps,
     levels,
+    tops,
     expanded,
     N,
     GROUP: tl.constexpr,
+    SIZE: tl.constexpr,
     BITS: tl.constexpr,
     FORM: tl.constexpr,
     CENTRED: tl.constexpr,
@@ -51,9 +56,10 @@ def expand_kernel(
     BLOCK_N: tl.constexpr,
     PTX: tl.constexpr,
 ):
-    """[G, N, g] of code - zero, or of value - midpoint where not CENTRED; of MXFP4 the weights, as bits of bf16.
+    """[K / SIZE, N, SIZE] of code - zero, or of value - midpoint where not CENTRED; of MXFP4 the weights, as bits of
+    bf16, or over 2^(top - 133) as e4m3.
 
-    WIDE: what e4m3 is made from.
+    SIZE: a multiple of GROUP. WIDE: what e4m3 is made from.
     """
     columns = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     inside = columns < N
@@ -63,9 +69,14 @@ def expand_kernel(
     word, fifth = load_group(nibbles, plane, place, inside[:, None], GROUP, BITS)
     low, high = half_groups(word, fifth, levels, GROUP, BITS, FORM, WIDE, PTX)
     if FORM == BLOCKS:
-        first, second = block_scales(tl.load(steps + place, mask=inside, other=0))
-        low = round_bfloat16(low.to(tl.float32) * first[:, None])
-        high = round_bfloat16(high.to(tl.float32) * second[:, None])
+        step = tl.load(steps + place, mask=inside, other=0)
+        if tl.int16 != kind:
+            # Both exponents; neither sum leaves its byte.
+            step = step.to(tl.int32) + (LIFTED - tl.load(tops + columns, mask=inside, other=0).to(tl.int32)) * 0x0101
+        first, second = block_scales(step)
+        low, high = low.to(tl.float32) * first[:, None], high.to(tl.float32) * second[:, None]
+        if tl.int16 == kind:
+            low, high = round_bfloat16(low), round_bfloat16(high)
     elif CENTRED:
         _, zero = scale_and_zero(tl.load(steps + place, mask=inside, other=0))
         if tl.int8 == kind:
@@ -80,7 +91,9 @@ def expand_kernel(
         low, _ = encode_e4m3(low.to(tl.float32))
         high, _ = encode_e4m3(high.to(tl.float32))
         low, high = low.to(tl.int8).to(kind, bitcast=True), high.to(tl.int8).to(kind, bitcast=True)
-    target = expanded + place.to(tl.int64)[:, None] * GROUP + half[None, :]
+    parts: tl.constexpr = SIZE // GROUP
+    place = (tl.program_id(1) // parts * N + columns).to(tl.int64) * SIZE + tl.program_id(1) % parts * GROUP
+    target = expanded + place[:, None] + half[None, :]
     tl.store(target, low, mask=inside[:, None])
     tl.store(target + GROUP // 2, high, mask=inside[:, None])
 
@@ -135,6 +148,7 @@ def tile_kernel(
     row_terms,
     column_terms,
     row_scales,
+    tops,
     y,
     M,
     N,
@@ -144,13 +158,15 @@ def tile_kernel(
     ROW_GROUP: tl.constexpr,
     CENTRED: tl.constexpr,
     STEPPED: tl.constexpr,
+    FOLDED: tl.constexpr,
     TERM: tl.constexpr,
     PER_GROUP: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """One tile of y. PER_GROUP: rows have a scale per ROW_GROUP inputs, else one per token. STEPPED: weights have some.
+    """One tile of y. PER_GROUP: rows have a scale per ROW_GROUP inputs, else one per token. STEPPED: weights have one
+    for each group; FOLDED: one for each output.
 
     codes [M, K], expanded [G * N, g], step_tiles, which are the steps in one dimension, and, where not CENTRED,
     row_terms [M, terms] and column_terms [N, terms] are tensor descriptors.
@@ -193,38 +209,16 @@ def tile_kernel(
             total += dots * row_scale[:, None]
     if STEPPED and not PER_GROUP:
         total *= tl.load(row_scales + rows, mask=live, other=0.0)[:, None]
+    if FOLDED:
+        top, _ = block_scales(tl.load(tops + columns, mask=columns < N, other=0))
+        total = total * DROP * top[None, :]
     target = y + rows[:, None].to(tl.int64) * N + columns[None, :]
     tl.store(target, total.to(y.dtype.element_ty), mask=live[:, None] & (columns < N)[None, :])
 
 
-@dataclass(frozen=True)
-class PrefillTiles:
-    """Rows and outputs of a tile, warps, depth of the load pipeline, and the registers a thread may have (CUDA)."""
-
-    rows: int
-    outputs: int
-    warps: int
-    stages: int
-    registers: int | None = None
-
-
-def tiles_for(expanded: torch.dtype) -> PrefillTiles:
-    """The fastest on an H200 (docs/benchmarks.md); on AMD, HIP_TILES."""
-    if torch.version.hip is not None:
-        return HIP_TILES
-    if expanded == torch.bfloat16:
-        return PrefillTiles(128, 128, 8, 3)
-    # With 168 registers three programs fit a multiprocessor.
-    return PrefillTiles(128, 64, 4, 3, 168)
-
-
-HIP_TILES = PrefillTiles(64, 64, 16, 1)
-"""Spill nothing on gfx1201 with Triton 3.6 and 3.9; with 8 warps, 3.6 spills. Not timed: no such card was at hand."""
-
-
 def expanded_type(weight: PackedWeight, codes: torch.dtype) -> torch.dtype:
-    """What ``weight`` is expanded to for rows of ``codes``: their own type, but of MXFP4, whose scales it lacks."""
-    return torch.bfloat16 if weight.form == "mxfp4" else codes
+    """What ``weight`` is expanded to for rows of ``codes``: their own type, but of MXFP4 that is not folded."""
+    return torch.bfloat16 if weight.form == "mxfp4" and not weight.is_folded else codes
 
 
 def keeps_zero_points(weight: PackedWeight, codes: torch.dtype) -> bool:
@@ -235,19 +229,21 @@ def keeps_zero_points(weight: PackedWeight, codes: torch.dtype) -> bool:
     return weight.form == "int4-lloyd" or (codes == torch.float8_e4m3fn and weight.form == "int5")
 
 
-def expand(weight: PackedWeight, codes: torch.dtype = torch.int8) -> torch.Tensor:
-    """[G, N, g] of ``expanded_type``: code - zero of every weight, or value - midpoint (see ``keeps_zero_points``).
+def expand(weight: PackedWeight, codes: torch.dtype = torch.int8, size: int | None = None) -> torch.Tensor:
+    """[K / size, N, size] of ``expanded_type``: code - zero of every weight, or value - midpoint (see
+    ``keeps_zero_points``). Of MXFP4, which has no zero points, the weights themselves, or over 2^(top - 133).
 
-    Of MXFP4, which has no zero points, the weights themselves.
+    size: a multiple of the weight's group size, which it is if not given.
     """
-    groups, outputs, size = weight.groups, weight.outputs, weight.group_size
+    size, outputs = size or weight.group_size, weight.outputs
     kind = expanded_type(weight, codes)
-    expanded = torch.empty(groups, outputs, size, dtype=kind, device=weight.steps.device)
-    expand_kernel[(triton.cdiv(outputs, 64), groups)](
-        weight.nibbles, weight.plane, weight.steps, weight.levels,
+    expanded = torch.empty(weight.inputs // size, outputs, size, dtype=kind, device=weight.steps.device)
+    expand_kernel[(triton.cdiv(outputs, 64), weight.groups)](
+        weight.nibbles, weight.plane, weight.steps, weight.levels, weight.tops,
         expanded.view(torch.int16) if kind == torch.bfloat16 else expanded, outputs,
-        GROUP=size, BITS=weight.bits, FORM=FORMS[weight.form], CENTRED=not keeps_zero_points(weight, codes),
-        WIDE=operand(codes), BLOCK_N=64, PTX=inline_ptx(expanded.device), num_warps=2,
+        GROUP=weight.group_size, SIZE=size, BITS=weight.bits, FORM=FORMS[weight.form],
+        CENTRED=not keeps_zero_points(weight, codes), WIDE=operand(codes), BLOCK_N=64,
+        PTX=inline_ptx(expanded.device), num_warps=2,
     )  # fmt: skip
     return expanded
 
@@ -273,9 +269,10 @@ def prefill(
     """y [M, N] of ``dtype`` for any M. Raises PluginError for what ``require_fit`` refuses."""
     require_fit(rows.codes, weight)
     count, inputs = rows.codes.shape
-    outputs, size, kind = weight.outputs, weight.group_size, rows.codes.dtype
+    outputs, kind, row_group = weight.outputs, rows.codes.dtype, inputs // len(rows.row_sums)
     stepped = weight.form != "mxfp4"
-    expanded = expand(weight, kind).view(-1, size)
+    size = row_group if weight.is_folded else weight.group_size
+    expanded = expand(weight, kind, size).view(-1, size)
     tiles = tiles or tiles_for(expanded.dtype)
     y = torch.empty(count, outputs, dtype=dtype, device=rows.codes.device)
     centred = not keeps_zero_points(weight, kind)
@@ -287,9 +284,10 @@ def prefill(
         TensorDescriptor.from_tensor(weight.steps.view(-1), [tiles.outputs]),
         TensorDescriptor.from_tensor(terms[0], [tiles.rows, width]),
         TensorDescriptor.from_tensor(terms[1], [tiles.outputs, width]),
-        rows.scales, y, count, outputs, inputs, terms[0].shape[1],
-        GROUP=size, ROW_GROUP=inputs // len(rows.row_sums), CENTRED=centred, STEPPED=stepped, TERM=bfloat16_operand(),
-        PER_GROUP=rows.granularity == "group", BLOCK_M=tiles.rows, BLOCK_N=tiles.outputs, STAGES=tiles.stages,
+        rows.scales, weight.tops, y, count, outputs, inputs, terms[0].shape[1],
+        GROUP=size, ROW_GROUP=row_group, CENTRED=centred, STEPPED=stepped, FOLDED=weight.is_folded,
+        TERM=bfloat16_operand(), PER_GROUP=rows.granularity == "group",
+        BLOCK_M=tiles.rows, BLOCK_N=tiles.outputs, STAGES=tiles.stages,
         num_warps=tiles.warps, **({"maxnreg": tiles.registers} if tiles.registers else {}),
     )  # fmt: skip
     return y

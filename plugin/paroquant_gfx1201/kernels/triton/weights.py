@@ -15,6 +15,7 @@ import triton.language as tl
 from paroquant_gfx1201.errors import PluginError
 from paroquant_gfx1201.formats.mxfp4 import Mxfp4Projection
 from paroquant_gfx1201.formats.projection import Projection
+from paroquant_gfx1201.kernels.folded import MOST_APART, below_largest
 from paroquant_gfx1201.kernels.triton.unpack import BLOCKS, INTEGER, LEVELS
 
 MIDPOINTS = {"int4": 8.0, "int5": 16.0, "int4-lloyd": 7.5, "mxfp4": 0.0}
@@ -33,6 +34,8 @@ class PackedWeight:
     steps int32 [G, N]: the f16 scale's bits, and the zero point (0..31) in bits 16 and up; int16 [G, N] of MXFP4: the
     exponents of both halves of a group, the lower half's in the low byte.
     levels e4m3 [16]: of Lloyd codes the values less the midpoint; else [0].
+    tops uint8 [N]: of MXFP4 the largest exponent of each output, where the others are close enough for e4m3 to hold the
+    weights over 2^(top - 133) exactly (see ``kernels.folded``); else [0].
     form: int4, int5, int4-lloyd or mxfp4.
     """
 
@@ -40,6 +43,7 @@ class PackedWeight:
     plane: torch.Tensor
     steps: torch.Tensor
     levels: torch.Tensor
+    tops: torch.Tensor
     form: str
 
     @property
@@ -56,6 +60,11 @@ class PackedWeight:
     def is_integer(self) -> bool:
         """Whether codes are integers, and not names of e4m3 values, which take e4m3 rows."""
         return FORMS[self.form] == INTEGER.value
+
+    @property
+    def is_folded(self) -> bool:
+        """Whether prefill multiplies MXFP4 as e4m3."""
+        return self.tops.numel() > 0
 
     @property
     def groups(self) -> int:
@@ -84,7 +93,7 @@ class PackedWeight:
 
     def to(self, device: torch.device | str) -> "PackedWeight":
         """A copy on ``device``."""
-        moved = (tensor.to(device) for tensor in (self.nibbles, self.plane, self.steps, self.levels))
+        moved = (tensor.to(device) for tensor in (self.nibbles, self.plane, self.steps, self.levels, self.tops))
         return PackedWeight(*moved, self.form)
 
 
@@ -110,10 +119,9 @@ def pack_codes(
             plane |= eighths[:, :, bit] << bit
     steps = (scales.view(torch.int16).int() & 0xFFFF) | (zeros.int() << 16)
     form = f"int{bits}" if levels is None else "int4-lloyd"
-    table = codes.new_empty(0) if levels is None else levels - MIDPOINTS[form]
-    return PackedWeight(
-        _nibbles(by_group & 15), plane.contiguous(), steps.contiguous(), table.to(torch.float8_e4m3fn), form
-    )
+    none = codes.new_empty(0)
+    table = (none if levels is None else levels - MIDPOINTS[form]).to(torch.float8_e4m3fn)
+    return PackedWeight(_nibbles(by_group & 15), plane.contiguous(), steps.contiguous(), table, none, form)
 
 
 def pack(projection: Projection | Mxfp4Projection) -> PackedWeight:
@@ -127,10 +135,14 @@ def pack(projection: Projection | Mxfp4Projection) -> PackedWeight:
 def pack_blocks(codes: torch.Tensor, exponents: torch.Tensor) -> PackedWeight:
     """MXFP4: codes uint8 [N, K], exponents uint8 [N, K/32]; any device."""
     by_group = codes.unflatten(1, (-1, MXFP4_GROUP)).transpose(0, 1)
-    low, high = exponents.T.short().unflatten(0, (-1, 2)).unbind(1)
-    none = codes.new_empty(0)
+    tops = none = codes.new_empty(0)
+    below, largest = below_largest(codes.T, exponents.T)
+    of_blocks = exponents.T.int()
+    if below.max() <= MOST_APART:
+        tops, of_blocks = largest.to(torch.uint8), largest - below
+    low, high = of_blocks.short().unflatten(0, (-1, 2)).unbind(1)
     steps = (low | (high << 8)).contiguous()
-    return PackedWeight(_nibbles(by_group), none, steps, none.to(torch.float8_e4m3fn), "mxfp4")
+    return PackedWeight(_nibbles(by_group), none, steps, none.to(torch.float8_e4m3fn), tops, "mxfp4")
 
 
 def _nibbles(by_group: torch.Tensor) -> torch.Tensor:

@@ -29,8 +29,11 @@ class Folded:
     scales: torch.Tensor
 
 
-def _below(codes: torch.Tensor, exponents: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """int32 [K/32, N] below the largest exponent and that, [N]; a block of zeros stands in nobody's way."""
+def below_largest(codes: torch.Tensor, exponents: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """int32 [K/32, N], how far exponents lie below the largest of their output; and that, int32 [N].
+
+    A block of zeros stands in nobody's way: it lies 0 below. codes uint8 [K, N], exponents uint8 [K/32, N].
+    """
     largest = exponents.int().amax(0)
     if (below := largest - exponents.int()).max() <= MOST_APART:
         return below, largest  # without a look at the codes, which are 32 times as many bytes
@@ -41,12 +44,12 @@ def _below(codes: torch.Tensor, exponents: torch.Tensor) -> tuple[torch.Tensor, 
 
 def farthest(codes: torch.Tensor, exponents: torch.Tensor) -> int:
     """How far an exponent lies below its output's largest, of codes uint8 [K, N] and exponents uint8 [K/32, N]."""
-    return int(_below(codes, exponents)[0].max())
+    return int(below_largest(codes, exponents)[0].max())
 
 
 def fold(codes: torch.Tensor, exponents: torch.Tensor, group_size: int) -> Folded | None:
     """What takes the exponents' place; None where they are too far apart for it to be exact."""
-    below, largest = _below(codes, exponents)
+    below, largest = below_largest(codes, exponents)
     if below.max() > MOST_APART:
         return None
     bytes_of = pad(below.unflatten(0, (-1, group_size // BLOCK)) * 8, (0, 0, 0, 4 - group_size // BLOCK))
