@@ -16,6 +16,7 @@ from paroquant_gfx1201.paths import PATHS, BandedLinear, Weights, choose, hip
 from tests.plugin.hip_cases import random_codes
 from tests.plugin.test_hip_layout import walk
 
+FORMS = ("int4", "int5", "int4-lloyd", "mxfp4", "folded")
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 
 
@@ -84,10 +85,10 @@ def test_a_shape_without_a_kernel_runs_the_portable_one_and_says_why() -> None:
     assert "at most three rotations, not 4" in choice.declined["hip_gfx1201"]
 
 
-@pytest.mark.parametrize("name", ["int4", "int5", "int4-lloyd", "mxfp4"])
-def test_another_gpu_takes_the_portable_kernels(name: str) -> None:
-    assert chosen(weights(name), I8="1") == ("triton", "triton")
-    assert chosen(weights(name), I8="0") == ("triton", "triton")
+@pytest.mark.parametrize(("name", "int8"), [("int4", "1"), ("int5", "1"), *((name, "0") for name in FORMS)])
+def test_another_gpu_takes_the_portable_kernels(name: str, int8: str) -> None:
+    assert chosen(weights(name), I8=int8) == ("triton", "triton")
+    assert PATHS["triton"].form(weights(name, outputs=(64, 40))) == name
 
 
 def test_what_no_path_takes_is_refused_with_the_reason_of_each() -> None:

@@ -5,12 +5,13 @@ the largest of its output can be lowered by that while its codes are unpacked, b
 bytes.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch.nn.functional import pad
 
-from paroquant_gfx1201.formats.mxfp4 import BLOCK
+from paroquant_gfx1201.formats.mxfp4 import BLOCK, Mxfp4Projection
 
 MOST_APART = 12
 """Of the largest exponent of an output and another."""
@@ -45,6 +46,11 @@ def below_largest(codes: torch.Tensor, exponents: torch.Tensor) -> tuple[torch.T
 def farthest(codes: torch.Tensor, exponents: torch.Tensor) -> int:
     """How far an exponent lies below its output's largest, of codes uint8 [K, N] and exponents uint8 [K/32, N]."""
     return int(below_largest(codes, exponents)[0].max())
+
+
+def folds(projections: Sequence[Mxfp4Projection]) -> bool:
+    """Whether that is exact for every one of them."""
+    return all(farthest(each.codes.T, each.exponents.T) <= MOST_APART for each in projections)
 
 
 def fold(codes: torch.Tensor, exponents: torch.Tensor, group_size: int) -> Folded | None:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from paroquant_gfx1201 import reference
+from paroquant_gfx1201.kernels.folded import folds
 from paroquant_gfx1201.modes import Band, Order, ZeroPoint
 from paroquant_gfx1201.paths.path import Prepared, Product
 from paroquant_gfx1201.paths.weights import Weights
@@ -33,8 +34,8 @@ class Triton:
         return "" if on_gpu or INTERPRETED else f"it runs on a GPU, not on {weights.device}"
 
     def form(self, weights: Weights) -> str:
-        """The format."""
-        return weights.kind
+        """The format; MXFP4 is folded where its exponents allow it."""
+        return "folded" if weights.kind == "mxfp4" and folds(weights.projections) else weights.kind
 
     def zero_point(self, band: Band) -> ZeroPoint:
         """Exactly, in f32, whatever the band says: no f16 epilogue exists here."""

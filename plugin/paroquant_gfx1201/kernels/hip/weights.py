@@ -14,7 +14,7 @@ from torch.nn.functional import pad
 from paroquant_gfx1201.errors import PluginError
 from paroquant_gfx1201.formats.mxfp4 import BLOCK, Mxfp4Projection
 from paroquant_gfx1201.formats.projection import Projection
-from paroquant_gfx1201.kernels.folded import MOST_APART, farthest, fold
+from paroquant_gfx1201.kernels.folded import fold, folds
 
 TILE = 32
 """Outputs of a workgroup: each projection is filled up to a multiple of it with outputs of scale 0."""
@@ -127,8 +127,7 @@ def refusal(projections: list[Projection] | list[Mxfp4Projection]) -> str:
 def form_of(projections: list[Projection] | list[Mxfp4Projection]) -> str:
     """``format`` of the weight that ``pack`` makes of them."""
     if isinstance(projections[0], Mxfp4Projection):
-        apart = max(farthest(projection.codes.T, projection.exponents.T) for projection in projections)
-        return "folded" if apart <= MOST_APART else "mxfp4"
+        return "folded" if folds(projections) else "mxfp4"
     spec = projections[0].spec
     return "lloyd" if spec.lloyd else f"int{spec.bits}"
 
