@@ -63,7 +63,7 @@ class PackedWeight:
 
     @property
     def is_folded(self) -> bool:
-        """Whether prefill multiplies MXFP4 as e4m3."""
+        """Whether MXFP4 is multiplied as e4m3: in prefill, and in decode on Hopper."""
         return self.tops.numel() > 0
 
     @property
