@@ -1,5 +1,7 @@
 """Decode kernels compiled ahead of time for Hopper, capability 9.0: what can be said of them without the card."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -10,6 +12,7 @@ from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.experimental.gluon import language as gl  # noqa: E402
 
 from paroquant_gfx1201.kernels.triton import decode, decode_tiles, hopper_decode, weights  # noqa: E402
+from tests.plugin import sass  # noqa: E402
 from tests.plugin.ahead import compiled  # noqa: E402
 
 pytestmark = pytest.mark.skipif(weights.INTERPRETED, reason="Triton interprets kernels in this process")
@@ -37,7 +40,9 @@ def described(kind: str, block: list[int], swizzle: int, bits: int = 8) -> str:
     ],
 )
 @pytest.mark.parametrize("count", [8, 64])
-def test_decode_multiplies_with_wgmma_and_its_programs_fit_the_multiprocessor(form: str, rows: str, count: int) -> None:
+def test_decode_multiplies_with_wgmma_and_its_programs_fit_the_multiprocessor(
+    form: str, rows: str, count: int, tmp_path: Path
+) -> None:
     bits = 5 if form == "int5" else 4
     tiles = hopper_decode.tiles_for(count, form)
     constants = {
@@ -56,6 +61,9 @@ def test_decode_multiplies_with_wgmma_and_its_programs_fit_the_multiprocessor(fo
     made = compiled(kernel, HOPPER, constants, types, num_warps=tiles.warps, maxnreg=tiles.registers)
     assert f"wgmma.mma_async.sync.aligned.{PRODUCTS[rows].format(count)}" in made.asm["ptx"]
     assert "cp.async.bulk.tensor" in made.asm["ptx"]
+    code = sass.disassemble(made.asm["cubin"], tmp_path)
+    assert sum(instruction.multiplies for instruction in code) >= 4 and sass.disturbed(code) == []
+    assert not [instruction for instruction in code if instruction.opcode.startswith(("LDL", "STL"))]
     # The copying warp brings a whole group of four with it.
     threads = 32 * (tiles.warps + 4)
     assert tiles.programs * made.metadata.shared <= MULTIPROCESSOR["shared"]

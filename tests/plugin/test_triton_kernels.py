@@ -29,11 +29,11 @@ def test_the_interpreted_kernels_agree_with_the_reference() -> None:
 
 
 @pytest.mark.skipif(not TRITON_36, reason="TRITON_36 names no directory with triton 3.6.0")
-def test_triton_3_6_compiles_them_for_gfx1201_and_spills_nothing_either(tmp_path: Path) -> None:
+def test_triton_3_6_compiles_them_for_gfx1201_and_hopper_and_spills_nothing_either(tmp_path: Path) -> None:
     environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path)}
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [TRITON_36, os.environ.get("PYTHONPATH")]))
-    tests = str(INTERPRETED.with_name("test_triton_gfx1201.py"))
-    command = [sys.executable, "-c", PRELUDE, "-q", "-p", "no:cacheprovider", tests]
+    tests = [str(INTERPRETED.with_name(f"test_triton_{target}.py")) for target in ("gfx1201", "hopper")]
+    command = [sys.executable, "-c", PRELUDE, "-q", "-p", "no:cacheprovider", *tests]
     result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600)
     assert result.returncode == 0, result.stdout[-4000:] + result.stderr[-1000:]
     assert " passed" in result.stdout and " failed" not in result.stdout and " skipped" not in result.stdout
