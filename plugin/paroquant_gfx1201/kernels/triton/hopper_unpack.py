@@ -38,27 +38,9 @@ FLOATS = {
         add.u32 $1, part, below;
     }""",
 }
-# Four codes become a selector of nibbles.
-SELECTOR = """
-    shr.u32 pick, {bytes}, 4;
-    or.b32 pick, pick, {bytes};
-    prmt.b32 pick, pick, pick, 0x0020;
-    and.b32 pick, pick, 0x7777;
-"""
-# Of sixteen e4m3 bytes in four registers; the codes' top bits choose between halves.
-LEVEL = (
-    SELECTOR
-    + """
-    prmt.b32 first, $3, $7, pick;
-    prmt.b32 second, $11, $15, pick;
-    shl.b32 upper, {bytes}, 4;
-    prmt.b32 upper, upper, upper, 0xBA98;
-    lop3.b32 {out}, first, second, upper, 0xD8;
-"""
-)
 # Of eight e4m3 bytes in two registers; the codes' top bits are signs.
 MAGNITUDE = (
-    SELECTOR
+    unpack.SELECTOR
     + """
     prmt.b32 first, {low}, {high}, pick;
     shl.b32 upper, {bytes}, 4;
@@ -69,15 +51,19 @@ MAGNITUDE = (
 
 def _halves(lower: str, upper: str) -> gl.constexpr:
     """``lower`` for the codes in the low nibbles of $2, and ``upper`` for those in the high ones."""
-    text = "{ .reg .b32 below, above, pick, first, second, upper; and.b32 below, $2, 0x0F0F0F0F;"
-    text += " shr.u32 above, $2, 4; and.b32 above, above, 0x0F0F0F0F;" + lower + upper + "}"
+    text = "{ .reg .b32 below, above, pick, first, second, upper;"
+    text += unpack.NIBBLES.format(low="below", high="above", word="$2") + lower + upper + "}"
     return gl.constexpr(text.replace("\n", " "))
 
 
-LEVELS_FLOAT = _halves(LEVEL.format(bytes="below", out="$0"), LEVEL.format(bytes="above", out="$1"))
+TABLE = ("$3", "$7", "$11", "$15")
+LEVELS_FLOAT = _halves(
+    unpack.LOOK_UP.format(bytes="below", out="$0", table=TABLE),
+    unpack.LOOK_UP.format(bytes="above", out="$1", table=TABLE),
+)
 BLOCKS_FLOAT = _halves(
-    MAGNITUDE.format(bytes="below", low="$3", high="$7", out="$0"),
-    MAGNITUDE.format(bytes="above", low="$11", high="$15", out="$1"),
+    MAGNITUDE.format(bytes="below", low=TABLE[0], high=TABLE[1], out="$0"),
+    MAGNITUDE.format(bytes="above", low=TABLE[2], high=TABLE[3], out="$1"),
 )
 SMALL, LARGE = gl.constexpr(0x6C686000), gl.constexpr(0x7C787470)
 """e4m3 bytes of e2m1's eight magnitudes times 2^LIFT, which ``kernels.folded`` has."""

@@ -36,17 +36,25 @@ prmt.b32 {high}, first, zero, 0x3424;
 mul.rn.f16x2 {low}, {low}, power;
 mul.rn.f16x2 {high}, {high}, power;
 """
-# Sixteen e4m3 bytes in four registers. Four codes become a selector of nibbles; their top bits choose between halves.
-LOOK_UP = """
+# Four codes, a byte each, become a selector of nibbles.
+SELECTOR = """
 shr.u32 pick, {bytes}, 4;
 or.b32 pick, pick, {bytes};
 prmt.b32 pick, pick, pick, 0x0020;
 and.b32 pick, pick, 0x7777;
-prmt.b32 first, $5, $9, pick;
-prmt.b32 second, $13, $17, pick;
+"""
+# Of sixteen e4m3 bytes in four registers; the codes' top bits choose between halves.
+LOOK_UP = (
+    SELECTOR
+    + """
+prmt.b32 first, {table[0]}, {table[1]}, pick;
+prmt.b32 second, {table[2]}, {table[3]}, pick;
 shl.b32 upper, {bytes}, 4;
 prmt.b32 upper, upper, upper, 0xBA98;
-lop3.b32 first, first, second, upper, 0xD8;
+lop3.b32 {out}, first, second, upper, 0xD8;
+"""
+)
+WIDEN = """
 mov.b32 {{one, two}}, first;
 cvt.rn.f16x2.e4m3x2 {low}, one;
 cvt.rn.f16x2.e4m3x2 {high}, two;
@@ -87,12 +95,14 @@ def _float_assembly(text: str) -> str:
     head = "{ .reg .b32 below, above, first, second, pick, upper, zero, power; .reg .b16 one, two;"
     head += " mov.b32 zero, 0; mov.b32 power, 0x74007400;"
     body = NIBBLES.format(low="below", high="above", word="$4")
-    body += text.format(bytes="below", low="$0", high="$1") + text.format(bytes="above", low="$2", high="$3")
+    levels = {"table": ("$5", "$9", "$13", "$17"), "out": "first"}
+    body += text.format(bytes="below", low="$0", high="$1", **levels)
+    body += text.format(bytes="above", low="$2", high="$3", **levels)
     return head + body.replace("\n", " ") + "}"
 
 
 E2M1_FLOAT16 = tl.constexpr(_float_assembly(E2M1))
-LEVELS_FLOAT16 = tl.constexpr(_float_assembly(LOOK_UP))
+LEVELS_FLOAT16 = tl.constexpr(_float_assembly(LOOK_UP + WIDEN))
 
 
 @triton.jit
